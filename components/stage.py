@@ -1,0 +1,171 @@
+"""What every stage does around its library function: resume, keep a log, report failure.
+
+``ROUTEWRIGHT_WORK`` names a folder that outlives the task (local, or a mounted volume). A stage works in
+``<stage>-<key>`` under it, where the key is a hash of code, settings and input digests, so a repeated run reuses what
+is finished and continues what was killed. Without it a stage works in its output path and starts over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import routewright
+from components.console import console_to, emit, stop_when_orphaned
+from routewright.errors import BadInput, StageFailed
+
+# A stage's own training checkpoints are for resuming, not for whoever reads the artifact.
+CHECKPOINTS = "checkpoint*"
+
+
+@dataclass(frozen=True)
+class StageFolder:
+    """Where a stage works; ``done`` when an earlier run finished it with the same code, settings and inputs.
+
+    ``settings`` is what decides the result beside the inputs, as shown in the tracking server.
+    """
+
+    name: str
+    key: str
+    folder: Path
+    done: bool
+    settings: dict[str, Any]
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 over names and contents of a file or of the files under a folder (checkpoints left out)."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    for file in files:
+        name = file.relative_to(path)
+        if any(part.match(CHECKPOINTS) for part in map(Path, name.parts)):
+            continue
+        with file.open("rb") as stream:
+            digest.update(f"{name.as_posix()}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\0".encode())
+    return digest.hexdigest()
+
+
+def stage_key(name: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """16 hex digits over the stage's name, its input artifacts' digests, its settings and the library's code."""
+    digests = {label: digest_of_artifact(artifact) for label, artifact in inputs.items()}
+    text = json.dumps([name, digests, dict(settings), digest_of_code()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_of_artifact(artifact: Any) -> str:
+    """The digest that the stage that made it wrote into its metadata, else computed from its files."""
+    return str(artifact.metadata.get("digest") or digest_of(Path(artifact.path)))
+
+
+def pool_digest(pool: str) -> str:
+    """What decides the content of a pool: botocore's version for ``aws-docs``, else a hash of all files it names."""
+    if pool == "aws-docs":
+        return "botocore " + version("botocore")
+    from routewright.pools.pool import BM25Search, load_pool
+
+    files = {Path(pool)}
+    for agent in load_pool(Path(pool)).agents:
+        if isinstance(agent.search, BM25Search):
+            files.add(agent.search.corpus)
+        if agent.queries:
+            qrels = agent.queries.qrels
+            files |= {file for file in (agent.queries.file, qrels.train, qrels.dev, qrels.test) if file}
+    return hashlib.sha256(json.dumps([digest_of(file) for file in sorted(files)]).encode()).hexdigest()
+
+
+def digest_of_code() -> str:
+    """SHA-256 over the library's Python files: other code may give other results, so it must not reuse them."""
+    digest = hashlib.sha256()
+    root = Path(routewright.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def stage(
+    name: str, inputs: Mapping[str, Any], settings: Mapping[str, Any], output: Any, log: Any
+) -> Iterator[StageFolder]:
+    """Run the body as stage ``name``; its files end up at ``output.path``, its console lines at ``log.path``.
+
+    ``inputs`` are KFP artifacts by label. ``settings`` is all else that decides the result: the special keys ``pool``
+    (a pool name or file), ``profile`` (a name or file) and ``query_log`` (a file or "") count with their content.
+    On success the stage is marked finished and ``output.metadata["digest"]`` is set. The body's exception is reported
+    to the local runner and passes through.
+    """
+    emit(stage=name, status="started")
+    stop_when_orphaned()
+    try:
+        key = stage_key(name, inputs, {label: content_of(label, value) for label, value in settings.items()})
+        root = os.environ.get("ROUTEWRIGHT_WORK")
+        folder = Path(root) / f"{name}-{key}" if root else Path(output.path)
+        marker, kept_log = folder.with_name(folder.name + ".json"), folder.with_name(folder.name + ".log")
+        done = bool(root) and marker.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        with console_to(kept_log):
+            yield StageFolder(name, key, folder, done, dict(settings))
+        if not done:
+            seconds = round(time.monotonic() - started, 1)
+            write_atomically(marker, json.dumps({"stage": name, "key": key, "seconds": seconds}) + "\n")
+        if root:
+            publish(folder, Path(output.path))
+        link_or_copy(str(kept_log), log.path)
+        output.metadata["digest"] = digest_of(Path(output.path))
+        emit(stage=name, status="reused" if done else "finished", folder=str(folder))
+    except (BadInput, StageFailed) as error:
+        emit(**{"bad_input" if isinstance(error, BadInput) else "failed": str(error)})
+        raise
+    except Exception as error:
+        emit(failed=f"{type(error).__name__}: {error}")
+        raise
+
+
+def content_of(label: str, value: Any) -> Any:
+    """What a setting stands for: a pool's, a profile's or a query log's content, otherwise the value itself."""
+    if label == "pool":
+        return pool_digest(value)
+    if label == "profile":
+        from routewright.config import load_profile
+
+        return load_profile(value).model_dump(mode="json")
+    if label == "query_log" and value:
+        if not Path(value).is_file():
+            raise BadInput(f"query log {value}: no such file, expected JSON lines")
+        return digest_of(Path(value))
+    return value
+
+
+def publish(folder: Path, out: Path) -> None:
+    """Make the finished ``folder`` appear at ``out``, hard-linked where the file system can."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.exists():
+        shutil.rmtree(out)
+    fresh = out.with_name(out.name + ".tmp")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(folder, fresh, copy_function=link_or_copy, ignore=shutil.ignore_patterns(CHECKPOINTS))
+    fresh.rename(out)
+
+
+def link_or_copy(source: str, target: str) -> None:
+    """Hard link, or copy across file systems."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside ``path`` and rename, so that a killed process leaves the old file or the new one."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)

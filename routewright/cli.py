@@ -1,0 +1,229 @@
+"""The command line. Nothing heavy is imported before a command needs it: ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from routewright import __version__
+from routewright.errors import BadInput, StageFailed
+from routewright.pools.cli import app as pool_app
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from routewright.pools.pool import Pool
+    from routewright.pools.search import Hit
+    from routewright.search_router.decision import Decision
+
+EMBEDDED_POOL = "aws-docs"
+
+app = typer.Typer(
+    name="routewright",
+    help="Train small language models to route queries between agents, from outcomes.",
+    epilog="Start with: [bold]routewright run search-router --pool aws-docs --out runs/search-router[/]",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.add_typer(pool_app, name="pool")
+
+PoolOption = Annotated[str, typer.Option("--pool", metavar="FILE|aws-docs", help="A pool.yaml, or the embedded pool.")]
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        typer.echo(f"routewright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command()
+def run(
+    pipeline: Annotated[Literal["search-router"], typer.Argument(help="Which pipeline.")],
+    pool: PoolOption,
+    out: Annotated[Path, typer.Option(help="Where summary.json, report.html and all else go.", file_okay=False)],
+    profile: Annotated[str, typer.Option(help="smoke, laptop, gpu, or a profile file.")] = "laptop",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0,
+    query_log: Annotated[Path | None, typer.Option(metavar="FILE", help="A query log to learn from too.")] = None,
+) -> None:
+    """Run a pipeline on this machine. Repeated with the same --out, it continues where it was stopped."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    # Fixed to this stdout: the runner puts another in its place while KFP talks.
+    console = Console(file=sys.stdout)
+    chosen = f"pool [cyan]{escape(pool)}[/] · profile [cyan]{escape(profile)}[/] · seed [cyan]{seed}[/]"
+    console.print(f"[bold]{pipeline}[/]  {chosen}", highlight=False)
+    from routewright.config import load_profile
+
+    load_profile(profile)
+    if pool != EMBEDDED_POOL:
+        from routewright.pools.pool import load_pool
+
+        load_pool(Path(pool))
+    if query_log is not None and not query_log.is_file():
+        raise BadInput(f"--query-log {query_log}: no such file, expected JSON lines")
+
+    from pipelines.run_local import publish_results, run_local
+    from pipelines.search_router import search_router
+    from routewright.evaluation.summary import Summary, rich_table
+
+    arguments = {"pool": pool, "profile": profile, "seed": seed, "query_log": str(query_log or "")}
+    folders = run_local(search_router, pipeline, arguments, out, console)
+    summary = publish_results(folders, out)
+    console.print(rich_table(Summary.model_validate(summary)))
+    report = escape(str(out / "report.html"))
+    console.print(f"[bold]{report}[/] shows it all; [bold]make ui[/] opens the tracked runs.", highlight=False)
+
+
+@app.command(name="compile")
+def compile_pipelines(
+    out: Annotated[Path, typer.Option(help="Folder for the YAML files.", file_okay=False)] = Path("pipelines/compiled"),
+) -> None:
+    """Compile the pipelines to KFP's YAML. ROUTEWRIGHT_IMAGE names the image, by digest."""
+    from pipelines.compile import compile_all
+
+    for file in compile_all(out):
+        typer.echo(file)
+
+
+@app.command()
+def route(
+    query: Annotated[str, typer.Argument(help="What a person would ask.")],
+    pool: PoolOption,
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A trained router's folder.")],
+    reference_date: Annotated[
+        str | None, typer.Option(metavar="YYYY-MM-DD", help='What "last week" counts from; today if not given.')
+    ] = None,
+    results: Annotated[int, typer.Option(min=1, max=100, help="How many results to show.")] = 10,
+) -> None:
+    """Decide who answers a query, ask them, and show decision and results."""
+    if not query.strip():
+        raise BadInput("QUERY: the query is empty, expected a question or keywords")
+    reference = date.today() if reference_date is None else iso_date(reference_date)
+    from rich.console import Console
+
+    from routewright.pools.search import PoolSearch, fuse
+    from routewright.search_router.router import as_interval, load_router, search_query
+
+    router = load_router(model)
+    with tempfile.TemporaryDirectory() as folder:
+        searched = open_pool(pool, Path(folder))
+        decision = router.decide(query, reference)
+        text, interval = search_query(query, decision.keywords), as_interval(decision)
+        search = PoolSearch(searched)
+        lists = search.search_many([(agent, text, interval) for agent in decision.agents], k=results)
+        hits = fuse(lists, depth=results)
+    console = Console()
+    console.print(decision_panel(query, decision, searched.fallback))
+    console.print(results_table(hits, dict(zip(decision.agents, lists, strict=True))))
+    for agent in search.failures:
+        typer.echo(f"agent {agent} did not answer", err=True)
+
+
+def open_pool(pool: str, folder: Path) -> Pool:
+    """The pool of that file, or the embedded one written to ``folder``."""
+    from routewright.pools.pool import load_pool
+
+    if pool != EMBEDDED_POOL:
+        return load_pool(Path(pool))
+    from routewright.pools.fetch import fetch_dataset
+
+    fetch_dataset(pool, folder / pool)
+    return load_pool(folder / pool / "pool.yaml")
+
+
+def iso_date(text: str) -> date:
+    """A date written YYYY-MM-DD; BadInput otherwise."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").date()
+    except ValueError:
+        raise BadInput(f"--reference-date {text}: expected a date such as 2024-05-31") from None
+
+
+def decision_panel(query: str, decision: Decision, fallback: str) -> RenderableType:
+    """The decision as a person reads it: every agent's probability as a bar, then keywords and days."""
+    from rich.bar import Bar
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    agents = Table.grid(padding=(0, 1))
+    for name, score in sorted(decision.scores.items(), key=lambda item: -item[1]):
+        chosen = name in decision.agents
+        style = "bold green" if chosen else "dim"
+        bar = Bar(1.0, 0.0, score, width=24, color="green" if chosen else "bright_black")
+        agents.add_row(Text("✓" if chosen else " ", style), Text(name, style), bar, Text(f"{score:.2f}", style))
+    notes = Table.grid(padding=(0, 2))
+    notes.add_row(Text("keywords", "dim"), Text(" · ".join(decision.keywords) or "none"))
+    days = f"{decision.start or '…'} to {decision.end or '…'}" if decision.start or decision.end else "any time"
+    notes.add_row(Text("days", "dim"), Text(days))
+    if decision.abstained:
+        notes.add_row(Text("abstained", "yellow"), Text(f"no agent is likely enough, so {fallback} answers"))
+    return Panel(Group(agents, Text(), notes), title=Text(query[:200], "bold"), title_align="left", border_style="cyan")
+
+
+def results_table(hits: list[Hit], lists: dict[str, list[Hit]]) -> RenderableType:
+    """The fused results, each with the agents that found it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not hits:
+        return Text("no results", "yellow")
+    dated = any(hit.date for hit in hits)
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    table.add_column("#", justify="right", style="dim")
+    table.add_column("result", overflow="fold")
+    if dated:
+        table.add_column("date", no_wrap=True)
+    table.add_column("found by", style="green", overflow="fold")
+    for rank, hit in enumerate(hits, 1):
+        document = (hit.corpus, hit.doc_id)
+        found_by = [name for name, found in lists.items() if document in {(h.corpus, h.doc_id) for h in found}]
+        title = Text.assemble((hit.title or hit.doc_id, "bold"), ("  " + hit.doc_id if hit.title else "", "dim"))
+        table.add_row(str(rank), title, *([hit.date or ""] if dated else []), Text(", ".join(found_by)))
+    return table
+
+
+def main() -> None:
+    """Run the command line; every failure is one sentence on stderr and an exit code of the contract."""
+    try:
+        app()
+    except BadInput as error:
+        fail(str(error), 2)
+    except StageFailed as error:
+        fail(str(error), 1)
+    except Exception as error:
+        # The whole story goes to a file: a person gets one sentence, whoever mends it gets the traceback.
+        with tempfile.NamedTemporaryFile("w", prefix="routewright-", suffix=".log", delete=False) as log:
+            log.write(traceback.format_exc())
+        fail(f"unexpected {type(error).__name__}: {error}; traceback in {log.name}", 1)
+
+
+def fail(sentence: str, code: int) -> None:
+    """Say one sentence on stderr and exit with the code."""
+    typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    typer.echo(" ".join(sentence.split()), err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

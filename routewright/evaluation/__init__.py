@@ -1,0 +1,1 @@
+"""Ranking and calibration metrics, bootstrap intervals, summaries and reports."""

@@ -1,0 +1,304 @@
+"""The run summary: rows of metrics with intervals, paired differences, and how they look in a terminal or Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from routewright.evaluation.bootstrap import (
+    Estimate,
+    macro_interval,
+    mean_interval,
+    paired_difference,
+    percentile_interval,
+    std_interval,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SEARCH_ROWS = (
+    "random", "best-single", "all-agents", "intent", "outcome-lr", "sft+lr", "union-bm25", "zero-shot", "sft", "sft+rl",
+    "oracle",
+)  # fmt: skip
+"""The search router's rows in the order of the contract."""
+
+SEARCH_METRICS = (
+    "ndcg@10", "ndcg@10/mismatch", "ndcg@10/match", "ndcg@10/macro", "ndcg@10/std", "agent_f1", "exact_set",
+    "keyword_precision", "date_iou", "valid", "valid/unconstrained", "latency_ms/mean", "latency_ms/p50",
+    "latency_ms/p99", "cost", "agents_per_query",
+)  # fmt: skip
+"""The search router's metrics in the order they are shown."""
+
+_MEANS = ("agent_f1", "exact_set", "keyword_precision", "date_iou", "valid", "valid/unconstrained", "cost",
+          "agents_per_query")  # fmt: skip
+_LOWER_IS_BETTER = {"latency_ms/mean", "latency_ms/p50", "latency_ms/p99"}
+# A low value of these is no merit by itself: a bad router is cheap and steady too.
+_NO_DIRECTION = {"ndcg@10/std", "cost", "agents_per_query"}
+
+Subset = Literal["overall", "mismatch", "match", "macro"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Row(_Strict):
+    """One router or baseline; metrics that do not apply to it are absent."""
+
+    name: str
+    metrics: dict[str, Estimate]
+
+
+class Gate(_Strict):
+    """A promotion gate; ``value`` is None where it could not be measured (then it did not pass)."""
+
+    name: str
+    passed: bool
+    value: float | None
+    bound: float
+
+
+class Summary(_Strict):
+    """``summary.json`` of a run."""
+
+    pipeline: str
+    profile: str
+    seed: int
+    wall_s: float
+    rows: list[Row]
+    gates: list[Gate] = []
+    artifacts: dict[str, str] = {}
+
+    def row(self, name: str) -> Row | None:
+        """The row of that name, None where the run has none."""
+        return next((row for row in self.rows if row.name == name), None)
+
+
+class Difference(_Strict):
+    """Mean of NDCG@10 of row ``a`` minus row ``b`` over the queries of ``subset`` that both rows answered."""
+
+    a: str
+    b: str
+    subset: Subset
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+class AgentNdcg(_Strict):
+    """NDCG@10 of every row on the ``n`` queries whose collection is the agent's (``home``)."""
+
+    agent: str
+    n: int
+    ndcg: dict[str, Estimate]
+
+
+def row_order(names: Iterable[str]) -> list[str]:
+    """Row names in the order of the contract; ``llm:*`` follow zero-shot, other extra rows come before the oracle."""
+    position = {name: float(place) for place, name in enumerate(SEARCH_ROWS)}
+    extra = position["sft+rl"] + 0.5
+
+    def place(name: str) -> float:
+        return position["zero-shot"] + 0.5 if name.startswith("llm:") else position.get(name, extra)
+
+    return sorted(names, key=place)
+
+
+def metric_order(rows: Sequence[Row]) -> list[str]:
+    """The metrics that any of the rows has, contract order first, others as they come."""
+    present = {metric: None for row in rows for metric in row.metrics}
+    return [m for m in SEARCH_METRICS if m in present] + [m for m in present if m not in SEARCH_METRICS]
+
+
+def best_value(rows: Sequence[Row], metric: str) -> float | None:
+    """The best value of a metric among the rows but the oracle; None where no direction is better or all are equal."""
+    values = [row.metrics[metric].mean for row in rows if row.name != "oracle" and metric in row.metrics]
+    if metric in _NO_DIRECTION or len(set(values)) < 2:
+        return None
+    return min(values) if metric in _LOWER_IS_BETTER else max(values)
+
+
+def records_by_row(
+    records: Sequence[Mapping[str, Any]], queries: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """{row: {query id: record}}, rows in contract order and ids in the order of ``queries`` (so bootstraps pair).
+
+    ValueError where a record names an unknown query or a row answers one query twice.
+    """
+    if not queries:
+        raise ValueError("there are no evaluated queries")
+    known = {query["id"] for query in queries}
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for record in records:
+        row = found.setdefault(record["row"], {})
+        if record["id"] not in known:
+            raise ValueError(f"a record of row {record['row']!r} names the unknown query {record['id']!r}")
+        if record["id"] in row:
+            raise ValueError(f"row {record['row']!r} has two records of query {record['id']!r}")
+        row[record["id"]] = record
+    return {
+        name: {query["id"]: found[name][query["id"]] for query in queries if query["id"] in found[name]}
+        for name in row_order(found)
+    }
+
+
+def _ndcg(record: Mapping[str, Any]) -> float:
+    return float(record["metrics"]["ndcg@10"])
+
+
+def _summarise_row(answers: Mapping[str, Mapping[str, Any]], by_id: Mapping[str, Mapping[str, Any]], seed: int) -> Row:
+    ndcg = {name: _ndcg(record) for name, record in answers.items()}
+    values = list(ndcg.values())
+    metrics = {"ndcg@10": mean_interval(values, seed)}
+    for subset, wanted in (("mismatch", True), ("match", False)):
+        part = [value for name, value in ndcg.items() if bool(by_id[name]["mismatch"]) is wanted]
+        if part:
+            metrics[f"ndcg@10/{subset}"] = mean_interval(part, seed)
+    metrics["ndcg@10/macro"] = macro_interval(values, [by_id[name]["home"] for name in ndcg], seed)
+    metrics["ndcg@10/std"] = std_interval(values, seed)
+
+    def present(metric: str) -> list[float]:
+        return [r["metrics"][metric] for r in answers.values() if r["metrics"].get(metric) is not None]
+
+    for metric in _MEANS:
+        if part := present(metric):
+            metrics[metric] = mean_interval(part, seed)
+    if latency := present("latency_ms"):
+        metrics["latency_ms/mean"] = mean_interval(latency, seed)
+        metrics["latency_ms/p50"] = percentile_interval(latency, 50, seed)
+        metrics["latency_ms/p99"] = percentile_interval(latency, 99, seed)
+    ordered = sorted(metrics, key=SEARCH_METRICS.index)
+    return Row(name=answers[next(iter(answers))]["row"], metrics={metric: metrics[metric] for metric in ordered})
+
+
+def summarise(records: Sequence[Mapping[str, Any]], queries: Sequence[Mapping[str, Any]], seed: int) -> list[Row]:
+    """The summary's search rows from the per-query records, in contract order, with 95 % bootstrap intervals.
+
+    A metric is averaged over the queries whose record has it (``n`` says how many) and left out where none has it;
+    ``/macro`` is the mean over ``home`` agents, ``/std`` the standard deviation over queries.
+    """
+    by_id = {query["id"]: query for query in queries}
+    return [_summarise_row(answers, by_id, seed) for answers in records_by_row(records, queries).values()]
+
+
+def paired_differences(
+    records: Sequence[Mapping[str, Any]],
+    queries: Sequence[Mapping[str, Any]],
+    pairs: Sequence[tuple[str, str]],
+    subsets: Sequence[Subset],
+    seed: int,
+) -> list[Difference]:
+    """NDCG@10 of ``a`` minus ``b`` for each pair and subset, paired over the queries both rows answered.
+
+    ``macro`` averages over ``home`` agents, every agent weighing the same. A subset without queries is left out; a
+    pair that names an absent row is a ValueError.
+    """
+    rows = records_by_row(records, queries)
+    differences = []
+    for a, b in pairs:
+        missing = [name for name in (a, b) if name not in rows]
+        if missing:
+            raise ValueError(f"a paired difference names the row {missing[0]!r}, but the rows are {', '.join(rows)}")
+        for subset in subsets:
+            shared = [
+                query
+                for query in queries
+                if query["id"] in rows[a] and query["id"] in rows[b]
+                and (subset in ("overall", "macro") or bool(query["mismatch"]) is (subset == "mismatch"))
+            ]  # fmt: skip
+            if not shared:
+                continue
+            first = [_ndcg(rows[a][query["id"]]) for query in shared]
+            second = [_ndcg(rows[b][query["id"]]) for query in shared]
+            if subset == "macro":
+                gains = [x - y for x, y in zip(first, second, strict=True)]
+                estimate = macro_interval(gains, [query["home"] for query in shared], seed)
+            else:
+                estimate = paired_difference(first, second, seed)
+            differences.append(Difference(a=a, b=b, subset=subset, **estimate.model_dump()))
+    return differences
+
+
+def per_agent_table(
+    records: Sequence[Mapping[str, Any]], queries: Sequence[Mapping[str, Any]], seed: int
+) -> list[AgentNdcg]:
+    """NDCG@10 by the agent a query comes from, agents in the order of the pool where the queries tell it."""
+    rows = records_by_row(records, queries)
+    pool = list(dict.fromkeys(agent for query in queries for agent in query.get("outcome") or {}))
+    homes = dict.fromkeys(query["home"] for query in queries)
+    table = []
+    for agent in [a for a in pool if a in homes] + [a for a in homes if a not in pool]:
+        own = [query["id"] for query in queries if query["home"] == agent]
+        ndcg = {}
+        for name, answers in rows.items():
+            values = [_ndcg(answers[query]) for query in own if query in answers]
+            if values:
+                ndcg[name] = mean_interval(values, seed)
+        table.append(AgentNdcg(agent=agent, n=len(own), ndcg=ndcg))
+    return table
+
+
+def format_value(metric: str, value: float) -> str:
+    """A metric's value as people read it: milliseconds with one decimal, everything else with three."""
+    if metric.startswith("latency_ms"):
+        return f"{value:,.1f}"
+    return f"{value:.2f}" if metric == "agents_per_query" else f"{value:.3f}"
+
+
+def table_markdown(summary: Summary) -> str:
+    """The rows as a GitHub table: all metrics, NDCG@10 with its interval, the best value but the oracle's in bold."""
+    metrics = metric_order(summary.rows)
+    best = {metric: best_value(summary.rows, metric) for metric in metrics}
+
+    def cell(row: Row, metric: str) -> str:
+        estimate = row.metrics.get(metric)
+        if estimate is None:
+            return ""
+        text = format_value(metric, estimate.mean)
+        if row.name != "oracle" and estimate.mean == best[metric]:
+            text = f"**{text}**"
+        return f"{text} [{estimate.low:.3f}, {estimate.high:.3f}]" if metric == "ndcg@10" else text
+
+    lines = [["row", *metrics], ["---", *("---:" for _ in metrics)]]
+    lines += [[row.name.replace("|", "\\|"), *(cell(row, metric) for metric in metrics)] for row in summary.rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def rich_table(summary: Summary) -> Table:
+    """The rows for a terminal of 60 columns: the metrics that decide, the best value but the oracle's in bold."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = {"ndcg@10": "NDCG", "ndcg@10/mismatch": "mism.", "ndcg@10/match": "match", "agent_f1": "F1",
+             "latency_ms/p50": "ms"}  # fmt: skip
+    metrics = {metric: label for metric, label in shown.items() if metric in metric_order(summary.rows)}
+    best = {metric: best_value(summary.rows, metric) for metric in metrics}
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"{summary.pipeline} · {summary.profile} · seed {summary.seed}",
+        title_justify="left",
+        caption="NDCG@10, 95 % bootstrap; mism.: mismatch; ms: median",
+        caption_justify="left",
+    )
+    table.add_column("row", overflow="ellipsis", no_wrap=True, max_width=12)
+    for metric, label in metrics.items():
+        table.add_column(label, justify="right", no_wrap=True)
+        if metric == "ndcg@10":
+            table.add_column("95 %", justify="right", no_wrap=True, style="dim")
+    for row in summary.rows:
+        cells = [Text(row.name, style="dim" if row.name == "oracle" else "")]
+        for metric in metrics:
+            estimate = row.metrics.get(metric)
+            text = "" if estimate is None else format_value(metric, estimate.mean)
+            bold = estimate is not None and row.name != "oracle" and estimate.mean == best[metric]
+            cells.append(Text(text, style="bold" if bold else ""))
+            if metric == "ndcg@10":
+                cells.append(Text("" if estimate is None else f"{estimate.low:.2f}–{estimate.high:.2f}"))
+        table.add_row(*cells)
+    return table

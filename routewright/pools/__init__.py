@@ -1,0 +1,1 @@
+"""Agents, their search backends, pool files, judges and query logs."""

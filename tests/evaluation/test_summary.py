@@ -1,0 +1,180 @@
+"""The run summary: metrics by hand, row order, subsets, differences, tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from rich.console import Console
+
+from routewright.evaluation.summary import (
+    SEARCH_METRICS,
+    SEARCH_ROWS,
+    Summary,
+    best_value,
+    paired_differences,
+    per_agent_table,
+    rich_table,
+    row_order,
+    summarise,
+    table_markdown,
+)
+from tests.evaluation.simulated import AGENTS, simulate, simulated_summary
+
+
+def _query(name: str, home: str, mismatch: bool) -> dict[str, Any]:
+    return {"id": name, "home": home, "mismatch": mismatch}
+
+
+def _record(row: str, name: str, ndcg: float, **metrics: float) -> dict[str, Any]:
+    return {"row": row, "id": name, "agents": ["x"], "chosen": "x", "metrics": {"ndcg@10": ndcg, **metrics}}
+
+
+QUERIES = [_query("1", "x", True), _query("2", "x", False), _query("3", "x", False), _query("4", "y", False)]
+RECORDS = [
+    _record("oracle", "1", 1.0), _record("oracle", "2", 1.0), _record("oracle", "3", 1.0), _record("oracle", "4", 1.0),
+    _record("sft", "4", 0.8, latency_ms=40.0, date_iou=1.0), _record("sft", "1", 0.0, latency_ms=10.0),
+    _record("sft", "2", 0.4, latency_ms=20.0), _record("sft", "3", 0.6, latency_ms=30.0, date_iou=0.0),
+]  # fmt: skip
+
+
+def test_metrics_by_hand() -> None:
+    sft, oracle = summarise(RECORDS, QUERIES, seed=0)
+    assert (sft.name, oracle.name) == ("sft", "oracle")
+    means = {metric: estimate.mean for metric, estimate in sft.metrics.items()}
+    assert means == pytest.approx(
+        {
+            "ndcg@10": 0.45,
+            "ndcg@10/mismatch": 0.0,
+            "ndcg@10/match": 0.6,
+            "ndcg@10/macro": (1 / 3 + 0.8) / 2,
+            "ndcg@10/std": math.sqrt((0.45**2 + 0.05**2 + 0.15**2 + 0.35**2) / 4),
+            "date_iou": 0.5,
+            "latency_ms/mean": 25.0,
+            "latency_ms/p50": 25.0,
+            "latency_ms/p99": float(np.percentile([10, 20, 30, 40], 99)),
+        }
+    )
+    assert {m: sft.metrics[m].n for m in ("ndcg@10", "ndcg@10/match", "date_iou")} == {
+        "ndcg@10": 4,
+        "ndcg@10/match": 3,
+        "date_iou": 2,
+    }
+    assert "latency_ms/mean" not in oracle.metrics
+
+
+def test_empty_mismatch_subset_is_left_out() -> None:
+    queries = [{**query, "mismatch": False} for query in QUERIES]
+    assert all("ndcg@10/mismatch" not in row.metrics for row in summarise(RECORDS, queries, seed=0))
+    found = paired_differences(RECORDS, queries, [("oracle", "sft")], ("overall", "mismatch", "match"), seed=0)
+    assert [d.subset for d in found] == ["overall", "match"]
+
+
+def test_order_of_records_does_not_matter() -> None:
+    assert summarise(RECORDS, QUERIES, seed=0) == summarise(RECORDS[::-1], QUERIES, seed=0)
+
+
+def test_paired_differences_by_hand() -> None:
+    subsets = ("overall", "mismatch", "match", "macro")
+    found = paired_differences(RECORDS, QUERIES, [("oracle", "sft")], subsets, seed=0)
+    assert [(d.a, d.b, d.subset, d.n) for d in found] == [
+        ("oracle", "sft", "overall", 4),
+        ("oracle", "sft", "mismatch", 1),
+        ("oracle", "sft", "match", 3),
+        ("oracle", "sft", "macro", 4),
+    ]
+    assert [d.mean for d in found] == pytest.approx([0.55, 1.0, 0.4, (2 / 3 + 0.2) / 2])
+
+
+def test_paired_differences_use_the_queries_both_rows_answered() -> None:
+    found = paired_differences(RECORDS[:-1], QUERIES, [("oracle", "sft")], ("overall",), seed=0)
+    assert (found[0].n, found[0].mean) == (3, pytest.approx((1.0 + 0.6 + 0.2) / 3))
+
+
+def test_records_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="unknown query '9'"):
+        summarise([_record("sft", "9", 1.0)], QUERIES, seed=0)
+    with pytest.raises(ValueError, match="two records of query '1'"):
+        summarise([_record("sft", "1", 1.0)] * 2, QUERIES, seed=0)
+    with pytest.raises(ValueError, match="no evaluated queries"):
+        summarise([], [], seed=0)
+    with pytest.raises(ValueError, match="row 'sft\\+rl'"):
+        paired_differences(RECORDS, QUERIES, [("sft+rl", "sft")], ("overall",), seed=0)
+
+
+def test_row_order_follows_the_contract() -> None:
+    names = ["oracle", "sft+rl/judge", "sft+rl", "llm:b", "sft", "zero-shot", "random"]
+    assert row_order(names) == ["random", "zero-shot", "llm:b", "sft", "sft+rl", "sft+rl/judge", "oracle"]
+
+
+def test_simulated_run_has_all_rows_and_metrics() -> None:
+    records, queries = simulate(60)
+    rows = summarise(records, queries, seed=0)
+    assert [row.name for row in rows] == list(SEARCH_ROWS)
+    assert {metric for row in rows for metric in row.metrics} == set(SEARCH_METRICS)
+    for row in rows:
+        for estimate in row.metrics.values():
+            assert estimate.low <= estimate.high
+
+
+def test_per_agent_table() -> None:
+    x, y = per_agent_table(RECORDS, QUERIES, seed=0)
+    assert (x.agent, x.n, x.ndcg["sft"].mean) == ("x", 3, pytest.approx(1 / 3))
+    assert (y.agent, y.n, y.ndcg["sft"].mean) == ("y", 1, pytest.approx(0.8))
+    records, queries = simulate(40)
+    names = [entry.agent for entry in per_agent_table(records, queries, seed=0)]
+    assert names == [agent for agent in AGENTS if agent in names]
+
+
+def test_summary_json_keeps_its_shape() -> None:
+    summary, _ = simulated_summary(*simulate(30))
+    data = json.loads(summary.model_dump_json())
+    assert list(data) == ["pipeline", "profile", "seed", "wall_s", "rows", "gates", "artifacts"]
+    assert list(data["rows"][0]) == ["name", "metrics"]
+    assert list(data["rows"][0]["metrics"]["ndcg@10"]) == ["mean", "low", "high", "n"]
+    assert list(data["gates"][0]) == ["name", "passed", "value", "bound"]
+    assert Summary.model_validate_json(summary.model_dump_json()) == summary
+    with pytest.raises(ValidationError):
+        Summary.model_validate({**data, "surprise": 1})
+    with pytest.raises(ValidationError):
+        Summary.model_validate({**data, "wall_s": float("nan")})
+
+
+def test_best_value_has_no_opinion_where_low_is_no_merit() -> None:
+    rows = summarise(*simulate(60), seed=0)
+    assert best_value(rows, "ndcg@10") == max(r.metrics["ndcg@10"].mean for r in rows if r.name != "oracle")
+    assert best_value(rows, "latency_ms/p50") == min(
+        r.metrics["latency_ms/p50"].mean for r in rows if "latency_ms/p50" in r.metrics
+    )
+    assert best_value(rows, "cost") is None
+    assert best_value(rows, "valid") is None  # 1 for every row that has it
+
+
+def test_markdown_table() -> None:
+    summary, _ = simulated_summary(*simulate(60))
+    lines = table_markdown(summary).splitlines()
+    assert len(lines) == 2 + len(SEARCH_ROWS)
+    assert len({line.count("|") for line in lines}) == 1
+    ndcg = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines[2:]}
+    bold = [name for name, text in ndcg.items() if text.startswith("**")]
+    best = max((r for r in summary.rows if r.name != "oracle"), key=lambda r: r.metrics["ndcg@10"].mean)
+    assert bold == [best.name]
+
+
+def test_terminal_table_fits_sixty_columns() -> None:
+    records, queries = simulate(60)
+    extra = [{**r, "row": "llm:some-provider/a-very-long-model-name"} for r in records if r["row"] == "sft"]
+    summary, _ = simulated_summary(records + extra, queries)
+    console = Console(width=60, file=io.StringIO(), color_system=None)
+    console.print(rich_table(summary))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= 60 for line in text.splitlines())
+    for row in summary.rows:
+        assert f"{row.metrics['ndcg@10'].mean:.3f}" in text
+        assert row.name[:10] in text
+    assert text.count("…") == 1  # only the long model name is cut

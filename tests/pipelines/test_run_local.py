@@ -1,0 +1,82 @@
+"""The local runner on a toy pipeline: failure sentences, resume, results, what a person sees."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipelines.run_local import locked, publish_results, run_local
+from routewright.errors import BadInput, StageFailed
+
+
+@pytest.fixture
+def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that tells the second stage what to do, in a folder where all else of the test lies too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs/mlflow.db")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    # The stages of the toy are not tracked: the parent run alone costs its share of a second.
+    file = tmp_path / "wish"
+    file.write_text("work")
+    return file
+
+
+def run_toy(wish: Path) -> tuple[dict[str, Path], str]:
+    from toy import toy
+
+    seen = io.StringIO()
+    folder = wish.parent
+    arguments = {"count": str(folder / "count"), "wish": str(wish)}
+    folders = run_local(toy, "toy", {**arguments}, folder / "out", Console(file=seen, width=100))
+    return folders, seen.getvalue()
+
+
+def test_each_failure_names_its_stage_and_a_repeated_run_continues(wish: Path) -> None:
+    out = wish.parent / "out"
+
+    wish.write_text("bad input")
+    with pytest.raises(BadInput, match=r"^corpus.jsonl, line 7: field text: expected a string$"):
+        run_toy(wish)
+    wish.write_text("bug")
+    with pytest.raises(StageFailed, match=r"^stage evaluate failed: ZeroDivisionError: .* \(details in .*run\.log"):
+        run_toy(wish)
+    assert "ZeroDivisionError" in (out / "run.log").read_text()
+    wish.write_text("killed")
+    with pytest.raises(StageFailed, match=r"^stage evaluate failed: its process ended without a message"):
+        run_toy(wish)
+    wish.write_text("work")
+    folders, seen = run_toy(wish)
+
+    assert (wish.parent / "count").read_text() == "x", "the first stage finished once and is not repeated"
+    summary = publish_results(folders, out)
+    assert summary["found"] == "half way", "the killed stage goes on where it was"
+    assert (out / "report.html").read_text() == "made"
+    assert (out / summary["artifacts"]["first"] / "made.txt").exists()
+    assert summary["wall_s"] >= 0
+    assert "second continues half way" in seen
+    assert "finished earlier" in seen
+    assert "KFP Executor" not in seen
+    assert "Executing task" in (out / "run.log").read_text(), "the log keeps what KFP prints"
+    assert not [name for name in os.environ if name.startswith("ROUTEWRIGHT_")], "the environment is as before"
+
+    artifact = next((out / "kfp").rglob("first/made"))
+    assert [file.name for file in artifact.iterdir()] == ["made.txt"], "checkpoints stay out of artifacts"
+    assert "first works" in next((out / "kfp").rglob("first/log")).read_text()
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_old_results_go(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("old")
+    with locked(tmp_path):
+        assert not (tmp_path / "summary.json").exists()
+        with pytest.raises(BadInput, match="another run is working there"), locked(tmp_path):
+            pass
+
+
+def test_an_output_folder_that_is_a_file_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot write there"), locked(tmp_path / "file"):
+        pass

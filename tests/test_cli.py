@@ -1,0 +1,141 @@
+"""The command line: what a person sees, and the exit codes of the contract."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from routewright import cli
+from routewright.errors import BadInput, StageFailed
+from routewright.pools.search import Hit
+from routewright.search_router.decision import Decision
+
+ROOT = Path(__file__).parents[1]
+RUN = ["run", "search-router", "--profile", "smoke", "--out", "out"]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of ``routewright ARGUMENTS``, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["routewright", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return int(stopped.value.code or 0)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['routewright', '--help']\n"
+        "from routewright.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'pandas', 'numpy', 'mlflow', 'kfp', 'plotly', 'sklearn'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "HEAVY []" in shown.stdout
+    for command in ("run", "compile", "route", "pool"):
+        assert f" {command} " in shown.stdout
+
+
+def test_version(monkeypatch, capsys) -> None:
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("routewright 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([*RUN, "--pool", "nowhere.yaml"], "nowhere.yaml"),
+        (["run", "search-router", "--pool", "aws-docs", "--profile", "huge", "--out", "out"], "profile 'huge'"),
+        ([*RUN, "--pool", "aws-docs", "--query-log", "no.jsonl"], "--query-log no.jsonl: no such file"),
+        (["route", " ", "--pool", "aws-docs", "--model", "m"], "QUERY: the query is empty"),
+        (["route", "q", "--pool", "p", "--model", "m", "--reference-date", "31.5.2024"], "--reference-date 31.5.2024"),
+        (["pool", "check", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, *arguments) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "Traceback" not in error
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_pipeline_or_option_is_a_usage_error(monkeypatch, capsys) -> None:
+    assert call(monkeypatch, "run", "walk-the-dog", "--pool", "aws-docs", "--out", "out") == 2
+    assert call(monkeypatch, "run", "search-router", "--pool", "aws-docs", "--out", "out", "--seed", "-1") == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (BadInput("pool.yaml, line 3:\n  expected a name"), 2, "error: pool.yaml, line 3: expected a name"),
+        (StageFailed("stage sft failed: no space left"), 1, "error: stage sft failed: no space left"),
+        (ZeroDivisionError("by zero"), 1, "error: unexpected ZeroDivisionError: by zero; traceback in"),
+    ],
+)
+def test_every_failure_is_one_sentence(error, code, said, monkeypatch, capsys) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", failing)
+    assert call(monkeypatch) == code
+    shown = capsys.readouterr().err
+    assert shown.startswith(said)
+    assert len(shown.splitlines()) == 1
+    if isinstance(error, ZeroDivisionError):
+        log = Path(shown.strip().rsplit(" ", 1)[1])
+        assert "ZeroDivisionError" in log.read_text()
+        log.unlink()
+
+
+def test_an_unreachable_tracking_server_ends_a_run_with_exit_code_2(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    arguments = ("run", "search-router", "--pool", "aws-docs", "--profile", "smoke", "--out", str(tmp_path / "out"))
+    assert call(monkeypatch, *arguments) == 2
+    assert "no tracking server answers at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_route_shows_decision_and_results(tmp_path, monkeypatch, capsys) -> None:
+    asked = {}
+
+    class FakeRouter:
+        def decide(self, query: str, reference_date: date) -> Decision:
+            asked["decide"] = (query, reference_date)
+            scores = {"storage": 0.93, "compute": 0.12}
+            return Decision(["storage"], "10", ["backup"], date(2024, 5, 1), None, scores)
+
+    class FakeSearch:
+        failures: dict[str, list[str]] = {}  # noqa: RUF012
+
+        def __init__(self, pool: object) -> None:
+            pass
+
+        def search_many(self, requests: list, k: int) -> list[list[Hit]]:
+            asked["search"] = requests
+            found = Hit("doc-1", 2.0, "c", "How to restore", "2024-06-01")
+            return [[found, Hit("doc-2", 1.0, "c", "[bold]Odd[/]", None)]]
+
+    monkeypatch.setattr("routewright.search_router.router.load_router", lambda _: FakeRouter())
+    monkeypatch.setattr("routewright.pools.search.PoolSearch", FakeSearch)
+    monkeypatch.setattr(cli, "open_pool", lambda pool, folder: SimpleNamespace(fallback="compute"))
+    monkeypatch.setattr(sys, "argv", ["routewright", "route", "restore since May", "--pool", "p", "--model", "m",
+                                      "--reference-date", "2024-06-30"])  # fmt: skip
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    shown = capsys.readouterr().out
+    assert asked["decide"] == ("restore since May", date(2024, 6, 30))
+    ((agent, text, interval),) = asked["search"]
+    assert (agent, text) == ("storage", "restore since May backup")
+    assert (interval.start, interval.end) == (date(2024, 5, 1), None)
+    for part in ("0.93", "0.12", "backup", "2024-05-01 to …", "How to restore", "[bold]Odd[/]", "2024-06-01"):
+        assert part in shown
