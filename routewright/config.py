@@ -18,7 +18,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class BackboneConfig(_Section):
+class BackboneSection(_Section):
     """Where the language model's weights come from."""
 
     source: Literal["packaged", "hub", "path", "architecture"]
@@ -37,27 +37,29 @@ class LoraSection(_Section):
     dropout: float = Field(0.0, ge=0, lt=1)
 
 
-class SynthesisConfig(_Section):
-    queries_per_agent: int = Field(ge=0, description="synthetic queries written from each agent's corpus")
+class SynthesisSection(_Section):
+    queries_per_agent: int = Field(ge=0, description="an agent with fewer human training queries gets synthetic ones")
     max_train: int | None = Field(None, gt=0, description="train on at most this many examples")
     max_eval: int | None = Field(None, gt=0, description="dev and test hold at most this many each")
 
 
-class SftConfig(_Section):
+class SftSection(_Section):
     queries: int = Field(gt=0, description="training queries")
     epochs: float = Field(gt=0)
     batch_size: int = Field(gt=0)
     lr: float = Field(gt=0, description="learning rate of the backbone's trained layers")
     head_lr: float = Field(gt=0, description="learning rate of the decision heads")
     word_lr: float = Field(gt=0, description="learning rate of the word weights")
+    scale_lr: float = Field(gt=0, description="learning rate of the scales of card match and collection belief")
     smoothing: float = Field(0.1, ge=0, lt=0.5, description="label smoothing: keeps exploration alive for RL")
     lora: LoraSection | None = None
     max_length: int = Field(512, gt=0)
 
 
-class RlConfig(_Section):
+class RlSection(_Section):
     outcomes: int = Field(gt=0, description="training queries whose outcomes are used")
-    updates: int = Field(gt=0)
+    epochs: float = Field(gt=0, description="passes over the outcomes")
+    min_updates: int = Field(32, gt=0, description="with few outcomes, at least so many updates")
     batch_size: int = Field(gt=0, description="queries an update")
     samples: int = Field(gt=0, description="decisions sampled a query")
     variant: Literal["reinforce++", "reinforce++-baseline"] = "reinforce++-baseline"
@@ -68,20 +70,25 @@ class RlConfig(_Section):
     lr: float = Field(gt=0)
     head_lr: float = Field(gt=0)
     word_lr: float = Field(gt=0)
+    scale_lr: float = Field(gt=0)
     lambda_src: float = Field(0.1, ge=0)
     lambda_con: float = Field(1.0, ge=0)
     floor: float = Field(-0.5, le=0, description="reward of a decision that names no agent")
     temperature: float = Field(1.0, gt=0)
     lora: LoraSection | None = None
 
+    def updates(self, queries: int) -> int:
+        """Optimiser steps for so many training queries."""
+        return max(self.min_updates, round(self.epochs * queries / self.batch_size))
+
     @model_validator(mode="after")
-    def _group(self) -> RlConfig:
+    def _group(self) -> RlSection:
         if self.variant == "reinforce++-baseline" and self.samples < 2:
             raise ValueError("rl.samples must be at least 2 for reinforce++-baseline: a group of one has no baseline")
         return self
 
 
-class EvaluationConfig(_Section):
+class EvaluationSection(_Section):
     bootstrap: int = Field(2000, gt=0)
     latency_queries: int = Field(gt=0)
     zero_shot_queries: int = Field(gt=0, description="test queries that the untrained model answers (it is slow)")
@@ -91,11 +98,11 @@ class Profile(_Section):
     """One profile file."""
 
     name: str
-    backbone: BackboneConfig
-    synthesis: SynthesisConfig
-    sft: SftConfig
-    rl: RlConfig
-    evaluation: EvaluationConfig
+    backbone: BackboneSection
+    synthesis: SynthesisSection
+    sft: SftSection
+    rl: RlSection
+    evaluation: EvaluationSection
 
     @property
     def digest(self) -> str:

@@ -24,7 +24,7 @@ def test_every_shipped_profile_loads(name: str) -> None:
 
 
 def test_the_gpu_profile_is_the_paper() -> None:
-    """arXiv 2608.00030: Qwen3-0.6B, LoRA r16 / α32, bf16, 56k queries 2 epochs, then 11k with KL 0.15, lr 5e-6, batch 32, T 1."""
+    """arXiv 2608.00030: Qwen3-0.6B, LoRA r16 / α32, bf16; 2 epochs of 56k; RL on 11k, KL 0.15, lr 5e-6, batch 32, T 1."""
     gpu = load_profile("gpu")
     assert (gpu.backbone.source, gpu.backbone.name, gpu.backbone.dtype) == ("hub", "Qwen/Qwen3-0.6B", "bfloat16")
     assert gpu.backbone.layers is None, "the whole model"
@@ -80,6 +80,13 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 def test_an_unknown_profile_names_the_known_ones() -> None:
     with pytest.raises(BadInput, match="'desktop' does not exist: expected one of gpu, laptop, smoke, or a profile file"):
         load_profile("desktop")
+
+
+def test_updates_are_passes_over_the_outcomes_and_never_too_few() -> None:
+    rl = load_profile("smoke").rl.model_copy(update={"epochs": 3, "batch_size": 32, "min_updates": 12})
+    assert rl.updates(4000) == 375
+    assert rl.updates(130) == 12
+    assert rl.updates(1) == 12
 
 
 def test_one_sample_is_enough_without_a_baseline(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SEARCH_ROWS = (
-    "random", "best-single", "all-agents", "intent", "outcome-lr", "sft+lr", "union-bm25", "zero-shot", "sft", "sft+rl",
-    "oracle",
+    "random", "best-single", "all-agents", "intent", "outcome-lr", "sft+lr", "union-bm25", "cori", "zero-shot", "sft",
+    "sft+rl", "oracle",
 )  # fmt: skip
 """The search router's rows in the order of the contract."""
 

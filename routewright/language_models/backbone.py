@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from routewright.config import BackboneConfig
+from routewright.config import BackboneSection
 from routewright.errors import BadInput
 
 
@@ -107,7 +107,7 @@ def keep_layers(model: Any, first: int, last: int) -> Any:
     return model
 
 
-def load_backbone(config: BackboneConfig, texts: list[str], seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_backbone(config: BackboneSection, texts: list[str], seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
     """The causal LM in float32 and its tokenizer; `texts` train the tokenizer of an architecture-only backbone."""
     if config.source == "architecture":
         tokenizer = train_tokenizer(texts)

@@ -340,7 +340,7 @@ def time_phrase(reference: date, rng: random.Random) -> TimePhrase:
         first = reference.replace(day=1) - relativedelta(months=1)
         return TimePhrase("last month", first, first + relativedelta(months=1, days=-1))
     day = reference - timedelta(rng.randint(10, 400))
-    return TimePhrase(f"after {day.isoformat()}", day, None)
+    return TimePhrase(f"after {day.isoformat()}", day + timedelta(1), None)
 
 
 def _snippet(text: str, words: int, rng: random.Random) -> str:

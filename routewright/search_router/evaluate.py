@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from scipy.special import softmax
 
 from routewright.config import Profile
 from routewright.errors import BadInput
@@ -106,6 +107,12 @@ def decision_latencies(router: Router, examples: Sequence[Example], count: int) 
     return latencies
 
 
+def collection_scores(router: Router, examples: Sequence[Example]) -> np.ndarray:
+    """The CORI belief alone as P(agent), softmax over agents, float (n, N): what the collections say without training."""
+    beliefs = np.stack([router.featurizer(e.query, e.reference).collection for e in examples])
+    return softmax(beliefs, axis=1)
+
+
 def log_odds(p: np.ndarray) -> np.ndarray:
     """ln(p / (1 − p)), p clipped to [1e-4, 1 − 1e-4]."""
     clipped = np.clip(p, 1e-4, 1 - 1e-4)
@@ -167,6 +174,10 @@ def evaluate(dataset: Path, examples: Path, sft: Path, rl: Path, out: Path, prof
     if all(isinstance(agent.search, BM25Search) for agent in pool.agents):
         union = UnionVote(pool)
         add_scored("union-bm25", Answers(union.probabilities(dev_texts)), Answers(union.probabilities(test_texts)))
+
+    console.print("evaluating: collection belief")
+    sft_router = load_router(sft)
+    add_scored("cori", *(Answers(collection_scores(sft_router, side)) for side in (dev, test)))
 
     some = test[: profile.evaluation.zero_shot_queries]
     console.print("evaluating: zero-shot")

@@ -86,7 +86,8 @@ def read_examples(path: Path) -> list[Example]:
     if not path.is_file():
         raise BadInput(f"{path}: no such file, expected examples made by synthesize")
     examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # not splitlines: a query may hold other line separators of Unicode
+    for number, line in enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"), 1):
         try:
             row: dict[str, Any] = json.loads(line)
             examples.append(Example(**row))

@@ -17,18 +17,19 @@ from routewright.search_router.time_expressions import resolve_interval
 from routewright.search_router.words import bucket, tfidf
 
 PROMPT_HEAD, PROMPT_TAIL = "Query: ", "\nAgent:"
-MAX_QUERY_TOKENS = 256
+MAX_QUERY_TOKENS = 128
 MAX_QUERY_CHARACTERS = 4000
 
 
 @dataclass
 class Features:
-    """One query, as the policy reads it; `match` has one value an agent, candidates stand in query order."""
+    """One query, as the policy reads it; `match` and `collection` have one value an agent."""
 
     tokens: list[int]
     words: list[int]
     weights: list[float]
     match: np.ndarray
+    collection: np.ndarray
     candidates: list[str]
     positions: list[int]  # index of each candidate's last token
     rarity: list[float]
@@ -44,6 +45,7 @@ class Batch:
     words: torch.Tensor  # (B, W)
     weights: torch.Tensor  # (B, W), 0 where padded
     match: torch.Tensor  # (B, N)
+    collection: torch.Tensor  # (B, N)
     positions: torch.Tensor  # (B, K)
     keyword_words: torch.Tensor  # (B, K) buckets
     rarity: torch.Tensor  # (B, K)
@@ -57,10 +59,12 @@ class Batch:
 
 
 class Featurizer:
-    """Turns queries into `Features`; holds the tokenizer, the words' IDF (float32 (BUCKETS,)) and the cards."""
+    """Turns queries into `Features`; holds the tokenizer, IDF (BUCKETS,) and beliefs (BUCKETS, N), and the cards."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, idf: np.ndarray, cards: Mapping[str, str]) -> None:
-        self.tokenizer, self.idf, self.cards = tokenizer, idf, dict(cards)
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, idf: np.ndarray, beliefs: np.ndarray, cards: Mapping[str, str]
+    ) -> None:
+        self.tokenizer, self.idf, self.beliefs, self.cards = tokenizer, idf, beliefs, dict(cards)
         self._tail = tokenizer(PROMPT_TAIL, add_special_tokens=False)["input_ids"]
         self._head_length = len(PROMPT_HEAD)
         # inverted index over card phrases: bucket -> [(phrase, weight)]
@@ -82,9 +86,15 @@ class Featurizer:
         np.maximum.at(best, self._owner, phrases[:-1])
         return best
 
+    def collection(self, words: Sequence[int]) -> np.ndarray:
+        """Mean belief of the query's terms in each agent's collection, its mean over agents subtracted, float32 (N,)."""
+        belief = self.beliefs[list(words)].sum(axis=0) / max(1, len(words))
+        return (belief - belief.mean()).astype(np.float32)
+
     def __call__(self, query: str, reference: date | None) -> Features:
-        """Read one query; only its first 4,000 characters and 256 tokens count."""
-        query = query[:MAX_QUERY_CHARACTERS]
+        """Read one query; only its first 4,000 characters and 128 tokens count."""
+        # a lone surrogate (half an emoji) has no UTF-8 form, and no tokenizer takes it
+        query = query[:MAX_QUERY_CHARACTERS].encode("utf-8", "replace").decode()
         encoded = self.tokenizer(PROMPT_HEAD + query, add_special_tokens=False, return_offsets_mapping=True)
         tokens, offsets = encoded["input_ids"][:MAX_QUERY_TOKENS], encoded["offset_mapping"][:MAX_QUERY_TOKENS]
         words, weights = tfidf(query, self.idf)
@@ -100,6 +110,7 @@ class Featurizer:
             words=words,
             weights=weights,
             match=self.match(words, weights),
+            collection=self.collection(words),
             candidates=found,
             positions=positions,
             rarity=[float(self.idf[bucket(word)]) / 8 for word in found],
@@ -107,7 +118,7 @@ class Featurizer:
         )
 
     def card_tokens(self) -> list[list[int]]:
-        """Token ids of every card, in pool order, at most 256 each."""
+        """Token ids of every card, in pool order, at most 128 each."""
         texts = [f"{name}: {card}" for name, card in self.cards.items()]
         return [self.tokenizer(text, add_special_tokens=False)["input_ids"][:MAX_QUERY_TOKENS] for text in texts]
 
@@ -126,6 +137,7 @@ def collate(features: Sequence[Features], pad_token: int) -> Batch:
         words=_pad([f.words for f in features], torch.long),
         weights=_pad([f.weights for f in features], torch.float32),
         match=torch.from_numpy(np.stack([f.match for f in features])),
+        collection=torch.from_numpy(np.stack([f.collection for f in features])),
         positions=_pad([f.positions for f in features], torch.long),
         keyword_words=_pad([[bucket(word) for word in f.candidates] for f in features], torch.long),
         rarity=_pad([f.rarity for f in features], torch.float32),

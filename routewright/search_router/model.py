@@ -3,7 +3,8 @@
 Slots are N Bernoulli agent bits, one Bernoulli keyword bit a candidate word, and one Bernoulli bit for the resolved date
 interval; log π is their sum. An agent is an output token whose embedding is read from its card (after ToolkenGPT, Hao et
 al. 2023), so a pool of any size works and an agent that joins later has a logit before any training. Beside the language
-model stands a linear term over hashed words (wide and deep, Cheng et al. 2016).
+model stand linear terms over hashed words (wide and deep, Cheng et al. 2016): learned weights, the match with each card, and
+how strongly the words speak for each agent's collection (CORI).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from routewright.language_models.backbone import split_backbone
 from routewright.search_router.features import Batch
 from routewright.search_router.words import BUCKETS
 
+COLLECTION_WEIGHT = 1.0  # initial weight of the collection belief, which has deviation 1
 MATCH_WEIGHT = 4.0  # initial weight of the word match between query and card
 ANSWER_OFFSET = 25.0  # agent tokens start level with the likeliest words of the vocabulary
 _MEMO_ROWS = 20_000
@@ -78,22 +80,27 @@ class SearchRouterModel(PreTrainedModel):
         self.top.embed_tokens = nn.Embedding(1, trunk.hidden_size)  # never used: its inputs are the trunk's states
         hidden, agents = trunk.hidden_size, len(config.agents)
         self.norm = nn.LayerNorm(hidden)
-        self.query_projection = nn.Linear(hidden, config.width)
+        self.mean_norm = nn.LayerNorm(hidden)
+        self.query_projection = nn.Linear(2 * hidden, config.width)
         self.card_projection = nn.Linear(hidden, config.width)
-        self.agent_rows = nn.Parameter(torch.zeros(agents, hidden))  # what training adds to the card's reading
+        self.agent_rows = nn.Parameter(torch.zeros(agents, 2 * hidden))  # what training adds to the card's reading
         self.agent_bias = nn.Parameter(torch.zeros(agents))
         self.word_rows = nn.Parameter(torch.zeros(BUCKETS, agents))
         self.match_weight = nn.Parameter(torch.tensor(MATCH_WEIGHT))
-        self.answer_offset = nn.Linear(hidden, 1)
+        self.collection_weight = nn.Parameter(torch.tensor(COLLECTION_WEIGHT))
+        self.answer_offset = nn.Linear(2 * hidden, 1)
         nn.init.constant_(self.answer_offset.bias, ANSWER_OFFSET)
-        self.keyword_hidden = nn.Linear(2 * hidden + 1, config.width)
+        self.keyword_hidden = nn.Linear(3 * hidden + 1, config.width)
         self.keyword_out = nn.Linear(config.width, 1)
         self.keyword_rows = nn.Parameter(torch.zeros(BUCKETS))
-        self.interval_head = nn.Linear(hidden, 1)
+        self.interval_head = nn.Linear(2 * hidden, 1)
         self.register_buffer("card_states", torch.zeros(agents, hidden))  # read once by the frozen trunk
         self.register_buffer("idf", torch.ones(BUCKETS))
+        self.register_buffer("beliefs", torch.zeros(BUCKETS, agents))
         self.card_states: torch.Tensor
         self.idf: torch.Tensor
+        self.beliefs: torch.Tensor
+        self.remember_trunk = False
         self._memo: dict[tuple[int, ...], torch.Tensor] = {}
         self.post_init()
 
@@ -101,9 +108,9 @@ class SearchRouterModel(PreTrainedModel):
         """Nothing: the backbone's weights come from its checkpoint, the heads keep torch's initialisation."""
 
     def trunk_states(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """States of the frozen layers, (B, T, H); in training each query's are computed once and remembered."""
+        """States of the frozen layers, (B, T, H); trainers have each query's computed once and remembered."""
         with torch.no_grad():
-            if not self.training:
+            if not self.remember_trunk:
                 return self.trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
             lengths = attention_mask.sum(1).tolist()
             keys = [tuple(row[:length]) for row, length in zip(input_ids.tolist(), lengths, strict=True)]
@@ -125,15 +132,21 @@ class SearchRouterModel(PreTrainedModel):
         states = self.top(inputs_embeds=inputs, attention_mask=batch.attention_mask, use_cache=False).last_hidden_state
         rows = torch.arange(len(states), device=states.device)
         last = states[rows, batch.attention_mask.sum(1) - 1]
-        query = self.norm(last.to(self.norm.weight.dtype))
+        # the last state has read everything, the mean keeps the words themselves
+        padding = batch.attention_mask.unsqueeze(-1)
+        mean = (states * padding).sum(1) / padding.sum(1)
+        dtype = self.norm.weight.dtype
+        query = torch.cat([self.norm(last.to(dtype)), self.mean_norm(mean.to(dtype))], dim=-1)
         cards = self.card_projection(self.card_states.to(query.dtype))
         agents = (self.query_projection(query) @ cards.T / math.sqrt(self.config.width)).float()
         agents = agents + (query @ self.agent_rows.T).float() + self.agent_bias.float()
         agents = agents + (self.word_rows[batch.words] * batch.weights.unsqueeze(-1)).sum(1).float()
-        agents = agents + self.match_weight.float() * batch.match - 2.0  # few agents are right: start below zero
+        agents = agents + self.match_weight.float() * batch.match
+        agents = agents + self.collection_weight.float() * batch.collection - 2.0  # few agents are right: start below zero
         at = states[rows.unsqueeze(1), batch.positions].to(query.dtype)
         paired = torch.cat(
-            [self.norm(at), query.unsqueeze(1).expand_as(at), batch.rarity.unsqueeze(-1).to(query.dtype)], dim=-1
+            [self.norm(at), query.unsqueeze(1).expand(-1, at.shape[1], -1), batch.rarity.unsqueeze(-1).to(query.dtype)],
+            dim=-1,
         )
         keywords = self.keyword_out(nn.functional.silu(self.keyword_hidden(paired))).squeeze(-1).float()
         keywords = keywords + self.keyword_rows[batch.keyword_words].float()

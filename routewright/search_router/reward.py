@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from routewright.config import RlConfig
+from routewright.config import RlSection
 from routewright.evaluation.ranking import agent_f1, keyword_precision
 from routewright.pools.pool import Pool
 from routewright.pools.search import Hit, PoolSearch, fuse
@@ -53,7 +53,7 @@ def merged_results(actions: Sequence[tuple[Example, Action]], search: PoolSearch
 class HierarchicalReward:
     """Scores sampled decisions; equal decisions are searched and judged once."""
 
-    def __init__(self, pool: Pool, search: PoolSearch, judge: Judge, settings: RlConfig) -> None:
+    def __init__(self, pool: Pool, search: PoolSearch, judge: Judge, settings: RlSection) -> None:
         self.pool, self.search, self.judge, self.settings = pool, search, judge, settings
         self._relevant: dict[str, dict[tuple[str, str], int]] = {}
         self._seen: dict[tuple[str, Action], float] = {}

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from transformers import GenerationConfig, PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from routewright.config import Profile, RlConfig
+from routewright.config import Profile, RlSection
 from routewright.errors import BadInput
 from routewright.language_models import reinforce
 from routewright.language_models.backbone import resolve_dtype
@@ -55,14 +55,18 @@ def bernoulli_entropy(logits: torch.Tensor) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(logits, torch.sigmoid(logits), reduction="none")
 
 
-@torch.inference_mode()
-def slot_logits(model: SearchRouterModel, features: Sequence[Features], pad_token: int) -> list[torch.Tensor]:
-    """Logits of every slot of each query, float32 (N + K + 1,), without padding."""
+@torch.no_grad()
+def slot_logits(
+    model: SearchRouterModel, features: Sequence[Features], pad_token: int, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """Logits of every slot of each query, float32 (N + K + 1,), without padding; `dtype` as the training computes in."""
+    device = next(model.parameters()).device
     count = len(model.config.agents)
     rows = []
     for start in range(0, len(features), 64):
         part = features[start : start + 64]
-        logits = model(collate(part, pad_token)).logits.float()
+        with torch.autocast(device.type, dtype, enabled=dtype == torch.bfloat16):
+            logits = model(collate(part, pad_token).to(device)).logits.float()
         rows += [torch.cat([row[: count + len(f.candidates)], row[-1:]]) for row, f in zip(logits, part, strict=True)]
     return rows
 
@@ -91,7 +95,7 @@ class ReinforcePlusPlusTrainer(GRPOTrainer):
     """GRPOTrainer with REINFORCE++ (both variants): its own sampling of slot bits, advantages and loss."""
 
     policy: SearchRouterModel
-    settings: RlConfig
+    settings: RlSection
     examples: list[Example]
     features: list[Features]
     reward: HierarchicalReward
@@ -101,11 +105,12 @@ class ReinforcePlusPlusTrainer(GRPOTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
             s = self.settings
-            self.optimizer = torch.optim.AdamW(parameter_groups(self.policy, s.lr, s.head_lr, s.word_lr, 0.0), eps=1e-8)
+            groups = parameter_groups(self.policy, s.lr, s.head_lr, s.word_lr, s.scale_lr, weight_decay=0.0)
+            self.optimizer = torch.optim.AdamW(groups, eps=1e-8)
         return self.optimizer
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
-        return _ShuffledEpochs(len(self.examples), self.settings.updates * self.settings.batch_size, self.args.seed)
+        return _ShuffledEpochs(len(self.examples), self.args.max_steps * self.settings.batch_size, self.args.seed)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Sample `samples` actions a query, search, judge; returns what `_compute_loss` needs, rows = queries × samples."""
@@ -205,7 +210,7 @@ def train_policy(dataset: Path, examples: Path, sft: Path, out: Path, profile: P
     pool = load_pool(dataset / "pool.yaml")
     train = read_examples(examples / "train.jsonl")[: s.outcomes]
     model, tokenizer, _ = load_model(sft)
-    featurizer = Featurizer(tokenizer, model.idf.numpy(), model.cards)
+    featurizer = Featurizer(tokenizer, model.idf.numpy(), model.beliefs.numpy(), model.cards)
     if pool.names != model.config.agents:
         raise BadInput(f"model folder {sft} was trained for other agents than {dataset / 'pool.yaml'} lists")
     if s.lora:
@@ -213,10 +218,11 @@ def train_policy(dataset: Path, examples: Path, sft: Path, out: Path, profile: P
     model.generation_config = GenerationConfig()  # TRL wants one; nothing is generated token by token
     dtype = resolve_dtype(profile.backbone.dtype)
     features = featurize(featurizer, train)
-    reference = slot_logits(model, features, tokenizer.pad_token_id)
+    model.remember_trunk = True
+    reference = slot_logits(model, features, tokenizer.pad_token_id, dtype)
     arguments = GRPOConfig(
         output_dir=str(out / "checkpoints"),
-        max_steps=s.updates,
+        max_steps=s.updates(len(train)),
         per_device_train_batch_size=s.batch_size,
         gradient_accumulation_steps=1,
         steps_per_generation=1,

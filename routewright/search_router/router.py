@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from routewright.errors import BadInput
 from routewright.language_models.backbone import fastest_dtype
@@ -36,7 +36,8 @@ def choose_agents(probabilities: np.ndarray, second: float, abstain: float, fall
     best = float(probabilities[order[0]])
     if best < abstain:
         return [fallback], True
-    return [int(i) for i in order if i == order[0] or probabilities[i] >= second * best], False
+    others = [int(i) for i in order[1:] if probabilities[i] > 0 and probabilities[i] >= second * best]
+    return [int(order[0]), *others], False
 
 
 def save_router(
@@ -93,19 +94,21 @@ def load_model(folder: Path) -> tuple[SearchRouterModel, PreTrainedTokenizerBase
     try:
         description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         config = RouterConfig.from_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        model = SearchRouterModel(config)
         expected = description["weights_sha256"]
-    except (ValueError, KeyError) as error:
-        raise BadInput(f"model folder {folder}: {DESCRIPTION} or config.json is not readable ({error})") from None
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        told = " ".join(str(error).split())
+        raise BadInput(f"model folder {folder}: {DESCRIPTION}, config.json or tokenizer is not readable ({told})") from None
     if hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() != expected:
         raise BadInput(f"model folder {folder}: model.safetensors does not match the digest in {DESCRIPTION}")
-    model = SearchRouterModel(config)
     state = load_file(folder / "model.safetensors")
     for part in (model.trunk, model.top):
         prefix = "trunk." if part is model.trunk else "top."
         part.to(next(value.dtype for key, value in state.items() if key.startswith(prefix)))
     model.load_state_dict(state)
     model.freeze_trunk()
-    return model.eval(), AutoTokenizer.from_pretrained(folder), description
+    return model.eval(), tokenizer, description
 
 
 class Router:
@@ -115,7 +118,7 @@ class Router:
         self.model, tokenizer, self.description = load_model(folder)
         decide_dtype(self.model, dtype or fastest_dtype())
         self.names = list(self.model.config.agents)
-        self.featurizer = Featurizer(tokenizer, self.model.idf.numpy(), self.model.cards)
+        self.featurizer = Featurizer(tokenizer, self.model.idf.numpy(), self.model.beliefs.numpy(), self.model.cards)
         self.pad = tokenizer.pad_token_id
 
     @property

@@ -64,8 +64,15 @@ def fit_thresholds(
 ) -> tuple[float, float]:
     """`second` and `abstain` (see `choose_agents`) with the best NDCG@10 on these examples; the cheaper among equals."""
 
+    known: dict[tuple[int, Action], float] = {}  # most thresholds make the same decisions
+
     def value(second: float, abstain: float) -> float:
-        return round(float(decision_ndcg(examples, routed(answers, second, abstain, pool), pool, search).mean()), 4)
+        decided = list(enumerate(routed(answers, second, abstain, pool)))
+        new = [pair for pair in decided if pair not in known]
+        if new:
+            found = decision_ndcg([examples[i] for i, _ in new], [action for _, action in new], pool, search)
+            known.update(zip(new, found.tolist(), strict=True))
+        return round(float(np.mean([known[pair] for pair in decided])), 4)
 
     second = max(SECOND_SHARES, key=lambda share: (value(share, 0.0), share))
     top = answers.scores.max(axis=1)

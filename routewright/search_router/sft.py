@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch.nn import functional as F
 from transformers import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
-from routewright.config import Profile
+from routewright.config import Profile, SftSection
 from routewright.language_models.backbone import load_backbone, resolve_dtype
-from routewright.pools.pool import load_pool
+from routewright.pools.pool import BM25Search, Pool, document_text, load_pool
 from routewright.pools.search import PoolSearch
 from routewright.search_router.examples import Example, read_examples
 from routewright.search_router.features import Features, Featurizer, collate
@@ -27,7 +28,7 @@ from routewright.search_router.model import SearchRouterModel, Slots, add_lora, 
 from routewright.search_router.router import save_router
 from routewright.search_router.selection import fit_router
 from routewright.search_router.training import History, featurize, last_checkpoint, parameter_groups
-from routewright.search_router.words import document_frequencies
+from routewright.search_router.words import buckets, collection_beliefs, document_frequencies
 
 SHARE_OF_LABEL = 0.5  # how much of the smoothing follows the labeller's second thoughts
 
@@ -53,17 +54,29 @@ def slot_loss(slots: Slots, targets: torch.Tensor) -> torch.Tensor:
     return torch.where(slots.mask, losses, torch.zeros_like(losses)).sum(1).mean()
 
 
+def pool_beliefs(pool: Pool, queries: Sequence[str]) -> np.ndarray:
+    """CORI beliefs of the pool's collections, float32 (BUCKETS, N), scaled to deviation 1 over these queries and agents."""
+    texts = []
+    for agent in pool.agents:
+        fields = agent.search.fields if isinstance(agent.search, BM25Search) else []
+        texts.append([document_text(document, fields) for document in pool.documents(agent.name)])
+    beliefs = collection_beliefs(texts)
+    rows = np.stack([beliefs[list(terms)].mean(axis=0) for query in queries if (terms := buckets(query))])
+    deviation = float((rows - rows.mean(axis=1, keepdims=True)).std())
+    return beliefs / deviation if deviation > 0 else beliefs
+
+
 class DecisionSFTTrainer(SFTTrainer):
     """TRL's SFTTrainer with the decision's loss and three learning rates."""
 
     policy: SearchRouterModel
-    learning_rates: dict[str, float]
+    settings: SftSection
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            self.optimizer = torch.optim.AdamW(
-                parameter_groups(self.policy, **self.learning_rates, weight_decay=self.args.weight_decay), eps=1e-8
-            )
+            s = self.settings
+            groups = parameter_groups(self.policy, s.lr, s.head_lr, s.word_lr, s.scale_lr, self.args.weight_decay)
+            self.optimizer = torch.optim.AdamW(groups, eps=1e-8)
         return self.optimizer
 
     def compute_loss(
@@ -97,8 +110,10 @@ def train_sft(dataset: Path, examples: Path, out: Path, profile: Profile, seed: 
     model = new_model(backbone, profile.backbone.frozen_layers, cards)
     del backbone
     model.idf.copy_(torch.from_numpy(document_frequencies(texts)))
-    featurizer = Featurizer(tokenizer, model.idf.numpy(), cards)
+    model.beliefs.copy_(torch.from_numpy(pool_beliefs(pool, [example.query for example in train])))
+    featurizer = Featurizer(tokenizer, model.idf.numpy(), model.beliefs.numpy(), cards)
     model.trunk.to(dtype)
+    model.remember_trunk = True
     model.read_cards(featurizer.card_tokens())
     if settings.lora:
         add_lora(model, settings.lora)
@@ -158,7 +173,7 @@ def train_sft(dataset: Path, examples: Path, out: Path, profile: Profile, seed: 
     )
     trainer.remove_callback(PrinterCallback)
     trainer.policy = model
-    trainer.learning_rates = {"lr": settings.lr, "head_lr": settings.head_lr, "word_lr": settings.word_lr}
+    trainer.settings = settings
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
     merge_lora(model)
     save_router(

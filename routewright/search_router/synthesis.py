@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -58,7 +58,7 @@ def pool_queries(pool: Pool) -> dict[str, list[Example]]:
     by_key: dict[tuple[str, str], tuple[str, Example]] = {}
     for agent in pool.agents:
         texts = {row["_id"]: row for row in pool.queries(agent.name)}
-        file = agent.queries.file.name if agent.queries else ""
+        file = str(agent.queries.file) if agent.queries else ""
         for split in SPLITS:
             for query_id, grades in pool.qrels(agent.name, split).items():
                 positive = {document: grade for document, grade in grades.items() if grade > 0}
@@ -82,11 +82,21 @@ def pool_queries(pool: Pool) -> dict[str, list[Example]]:
                             end=metadata.get("end"),
                         ),
                     )
+                    _check_metadata(by_key[file, query_id][1], file)
                 by_key[file, query_id][1].qrels[agent.name] = positive
     splits: dict[str, list[Example]] = {name: [] for name in SPLITS}
     for name, example in by_key.values():
         splits[name].append(example)
     return splits
+
+
+def _check_metadata(example: Example, file: str) -> None:
+    try:
+        _ = example.reference, example.interval
+    except (ValueError, TypeError) as error:
+        raise BadInput(
+            f"{file}, query {example.id}: metadata.reference_date, start, end: expected ISO dates in order, got {error}"
+        ) from None
 
 
 def _content_words(text: str) -> list[str]:
@@ -120,11 +130,18 @@ def known_item_query(document: Document, fields: Sequence[str], style: str, rng:
     return picked
 
 
-def corpus_queries(pool: Pool, per_agent: int, client: ChatClient | None, seed: int) -> list[Example]:
-    """`per_agent` synthetic queries for each agent with a local corpus, written by the teacher or offline."""
+def corpus_queries(
+    pool: Pool, human: Sequence[Example], at_least: int, client: ChatClient | None, seed: int
+) -> list[Example]:
+    """Synthetic queries for each agent with a local corpus that has fewer than `at_least` human training queries.
+
+    They are written by the teacher, or offline, and fill the agent's training queries up to that number.
+    """
+    given = Counter(example.home for example in human)
     examples = []
     for agent in pool.agents:
-        if not isinstance(agent.search, BM25Search) or per_agent == 0:
+        per_agent = at_least - given[agent.name]
+        if not isinstance(agent.search, BM25Search) or per_agent <= 0:
             continue
         rng = random.Random(f"{seed}:{agent.name}")
         documents = pool.documents(agent.name)
@@ -149,7 +166,7 @@ def corpus_queries(pool: Pool, per_agent: int, client: ChatClient | None, seed: 
                     id=f"{agent.name}/synthetic-{number}",
                     query=f"{text} {period[0]}" if period else text,
                     home=agent.name,
-                    group=f"{agent.name}:{document['_id']}",
+                    group=f"{pool.corpus_name(agent.name)}:{document['_id']}",
                     qrels={agent.name: {document["_id"]: 1}},
                     reference_date=reference.isoformat(),
                     style=style,
@@ -174,7 +191,7 @@ def logged_queries(path: Path, pool: Pool) -> list[Example]:
         best = max(entry.outcome, key=lambda name: entry.outcome[name]) if entry.outcome else next(iter(entry.qrels))
         examples.append(
             Example(
-                id=f"log/{entry.request_id or number}",
+                id=f"log/{number}",  # a request may be logged twice
                 query=entry.query,
                 home=best,
                 group=f"log:{entry.query.casefold()}",
@@ -280,10 +297,15 @@ def synthesize(dataset: Path, out: Path, profile: Profile, seed: int, query_log:
     out.mkdir(parents=True, exist_ok=True)
     pool = load_pool(dataset / "pool.yaml")
     client = chat_client_from_environment(out / "teacher-cache")
-    extra = corpus_queries(pool, profile.synthesis.queries_per_agent, client, seed)
+    human = pool_queries(pool)
+    extra = corpus_queries(pool, human["train"], profile.synthesis.queries_per_agent, client, seed)
     if query_log is not None:
         extra += logged_queries(query_log, pool)
-    splits = assign_splits(pool_queries(pool), extra, seed)
+    splits = assign_splits(human, extra, seed)
+    # what was written from a document that answers a held-out query would give its answer away
+    answers = {key for split in ("dev", "test") for example in splits[split] for key in example.relevant(pool)}
+    written = {id(example) for example in extra if example.source == "synthetic"}
+    splits["train"] = [e for e in splits["train"] if id(e) not in written or not answers & e.relevant(pool).keys()]
     held_out = [example.query for split in ("dev", "test") for example in splits[split]]
     duplicate = near_duplicates([example.query for example in splits["train"]], held_out)
     splits["train"] = [e for e, is_copy in zip(splits["train"], duplicate, strict=True) if not is_copy]

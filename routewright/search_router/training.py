@@ -17,26 +17,24 @@ from routewright.search_router.examples import Example
 from routewright.search_router.features import Features, Featurizer
 
 HISTORY = "history.jsonl"
+KINDS = {"word_rows": "word", "keyword_rows": "word", "match_weight": "scale", "collection_weight": "scale"}
 
 
 def parameter_groups(
-    model: torch.nn.Module, lr: float, head_lr: float, word_lr: float, weight_decay: float
+    model: torch.nn.Module, lr: float, head_lr: float, word_lr: float, scale_lr: float, weight_decay: float
 ) -> list[dict[str, Any]]:
-    """Three groups with their learning rates: the language model's trained layers, the heads, the word weights."""
-    groups: dict[str, list[torch.nn.Parameter]] = {"top": [], "head": [], "word": []}
+    """Groups with their learning rates: the language model's trained layers, heads, words, evidence scales."""
+    groups: dict[str, list[torch.nn.Parameter]] = {"top": [], "head": [], "word": [], "scale": []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            kind = "top" if name.startswith("top.") else "word" if name in ("word_rows", "keyword_rows") else "head"
+            kind = "top" if name.startswith("top.") else KINDS.get(name, "head")
             groups[kind].append(parameter)
     return [
         {"params": groups["top"], "lr": lr, "weight_decay": weight_decay},
         {"params": groups["head"], "lr": head_lr, "weight_decay": weight_decay},
-        # rare words get few gradients: without the larger eps Adam would blow each of them up to a full step
-        {"params": groups["word"], "lr": word_lr, "weight_decay": 0.0, "eps": WORD_EPS},
+        {"params": groups["word"], "lr": word_lr, "weight_decay": 0.0},
+        {"params": groups["scale"], "lr": scale_lr, "weight_decay": 0.0},
     ]
-
-
-WORD_EPS = 1e-4
 
 
 class History(TrainerCallback):

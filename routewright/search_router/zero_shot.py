@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import string
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from routewright.config import BackboneConfig
+from routewright.config import BackboneSection
 from routewright.language_models.backbone import load_backbone, resolve_dtype
 from routewright.pools.pool import Pool
 
 LABELS = string.ascii_uppercase + string.ascii_lowercase + "0123456789#%"  # 64, one a possible agent
-CARD_CHARACTERS = 300
+CARD_CHARACTERS = 200
+QUERY = "<<query>>"  # where the query goes in the prompt
 
 
 @dataclass
@@ -28,31 +30,34 @@ class ZeroShot:
 
 
 @torch.inference_mode()
-def zero_shot_route(pool: Pool, queries: Sequence[str], config: BackboneConfig, seed: int) -> list[ZeroShot]:
+def zero_shot_route(pool: Pool, queries: Sequence[str], config: BackboneSection, seed: int) -> list[ZeroShot]:
     """Route queries with the whole backbone as it was pretrained: all layers, no training, one pass a query.
 
     The letters' next-token probabilities, renormalised, are the agents'. The cards' keys and values are computed once.
     """
-    import time
-
     whole = config.model_copy(update={"layers": None})
     cards = [agent.card[:CARD_CHARACTERS] for agent in pool.agents]
     model, tokenizer = load_backbone(whole, [*cards, *queries], seed)
     model = model.to(resolve_dtype(config.dtype)).eval()
-    lines = [f"{LABELS[i]}: {card}" for i, card in enumerate(cards)]
-    head = "Which agent should answer the query? Agents:\n" + "\n".join(lines) + "\n\nQuery: "
-    prefix = tokenizer(head, return_tensors="pt")["input_ids"]
+    lines = "\n".join(
+        f"{LABELS[i]}: {agent.name}. {card}" for i, (agent, card) in enumerate(zip(pool.agents, cards, strict=True))
+    )
+    asked = f"Which agent should answer the query? Reply with one letter.\n\nAgents:\n{lines}\n\nQuery: {QUERY}"
+    if tokenizer.chat_template:
+        message = [{"role": "user", "content": asked}]
+        text, space = str(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)), ""
+    else:
+        text, space = f"{asked}\nAnswer:", " "
+    head, tail = text.split(QUERY)
+    prefix = tokenizer(head, return_tensors="pt", add_special_tokens=False)["input_ids"]
     read = model(input_ids=prefix, use_cache=True).past_key_values
-    labels = [tokenizer(f" {LABELS[i]}", add_special_tokens=False)["input_ids"][-1] for i in range(len(cards))]
+    labels = [tokenizer(f"{space}{LABELS[i]}", add_special_tokens=False)["input_ids"][-1] for i in range(len(cards))]
     answers = []
     for query in queries:
         start = time.perf_counter()
-        text = f"{query[:2000]}\nThe letter of the best agent:"
-        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        ids = tokenizer(query[:2000] + tail, return_tensors="pt", add_special_tokens=False)["input_ids"]
         mask = torch.ones(1, prefix.shape[1] + ids.shape[1], dtype=torch.long)
-        logits = model(
-            input_ids=ids, attention_mask=mask, past_key_values=copy.deepcopy(read), use_cache=True, logits_to_keep=1
-        ).logits[0, -1]
+        logits = model(input_ids=ids, attention_mask=mask, cache=copy.deepcopy(read), logits_to_keep=1).logits[0, -1]
         letters = torch.softmax(logits[labels].float(), dim=0).numpy()
         valid = int(logits.argmax()) in labels
         answers.append(ZeroShot(letters, valid, 1000 * (time.perf_counter() - start)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from routewright.config import BackboneConfig
+from routewright.config import BackboneSection
 from routewright.errors import BadInput
 from routewright.language_models import backbone
 from routewright.language_models.backbone import (
@@ -24,9 +24,9 @@ from routewright.language_models.backbone import (
 TEXTS = ["how do I water the small rose", "the heavy oven is broken", "una rosa roja", "שלום עולם"]
 
 
-def tiny(**changes: Any) -> BackboneConfig:
+def tiny(**changes: Any) -> BackboneSection:
     fields: dict[str, Any] = {"source": "architecture", "name": "qwen3", "hidden_size": 64, "num_layers": 4}
-    return BackboneConfig(**{**fields, "frozen_layers": 1, **changes})
+    return BackboneSection(**{**fields, "frozen_layers": 1, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +168,7 @@ def test_the_dtype_is_the_named_one_or_measured(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("bfloat_s", "expected"), [(0.5, torch.bfloat16), (0.9, torch.float32), (2.0, torch.float32)])
-def test_bfloat16_must_be_clearly_faster(
-    monkeypatch: pytest.MonkeyPatch, bfloat_s: float, expected: torch.dtype
-) -> None:
+def test_bfloat16_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, bfloat_s: float, expected: torch.dtype) -> None:
     """With a clock of our own: a float32 matmul takes 1 s, a bfloat16 one what the case says."""
     clock = {"now": 0.0}
 

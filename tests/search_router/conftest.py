@@ -16,11 +16,11 @@ from routewright.search_router.synthesis import load_splits, synthesize
 
 @pytest.fixture(scope="session")
 def profile() -> Profile:
-    """Smoke with enough updates to see a reward rise."""
+    """Smoke with enough updates to see a reward rise; what the words say is what reinforcement learning finds out."""
     return profile_with(
         synthesis={"queries_per_agent": 0},
-        sft={"queries": 120, "epochs": 3},
-        rl={"outcomes": 120, "updates": 24, "batch_size": 24},
+        sft={"queries": 120, "epochs": 6},
+        rl={"outcomes": 120, "epochs": 20, "batch_size": 24, "samples": 16, "lr": 1e-5, "head_lr": 1e-5, "word_lr": 0.1},
     )
 
 

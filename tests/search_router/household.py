@@ -7,9 +7,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from routewright.config import Profile, load_profile
+from routewright.search_router.features import Featurizer
+from routewright.search_router.words import BUCKETS, document_frequencies
 
 ADJECTIVES = ["red", "small", "heavy", "broken", "plastic", "antique"]
 # What each agent's documents are about; `MISLEADING` things are on another agent's card than where their documents are.
@@ -49,7 +52,7 @@ def queries(name: str) -> list[dict[str, Any]]:
     rows = []
     for i, document in enumerate(documents(name)):
         thing, adjective = document["_id"].split("-")
-        text = f"how do I {rng.choice(VERBS)} the {adjective} {thing} {i}"
+        text = f"{rng.choice(VERBS)} the {adjective} {thing}"
         year = int((document.get("metadata") or {"date": "0"})["date"])
         if year > 2020:
             text += f" since {year}"
@@ -96,5 +99,11 @@ def profile_with(**sections: dict[str, Any]) -> Profile:
     return smoke.model_copy(update=changes)
 
 
+def featurizer_of(tokenizer: Any, texts: list[str], cards: dict[str, str]) -> Featurizer:
+    """A featurizer whose IDF is that of these texts and that believes nothing about collections."""
+    beliefs = np.zeros((BUCKETS, len(cards)), dtype=np.float32)
+    return Featurizer(tokenizer, document_frequencies(texts), beliefs, cards)
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
