@@ -1,6 +1,6 @@
 """The risk router r_ψ: P(the small model alone fails this episode | the features of this step) (arXiv 2605.16604).
 
-Objective, its three terms on one scale, that of a failure rate (the paper's costs of 1 and 50 would drown a Brier score in [0, 1]):
+Objective, its three terms on one scale (costs of 1 and 50 as in the paper would drown a Brier score in [0, 1]):
 
     Brier(p, y) + w · E[e] + λ · (CVaR_α(F) − ε)
     e_t = σ((p_t − τ)/T),   F_z = mean over the episodes of seed z of (1 − S) · Π_t (1 − e_t)
