@@ -26,7 +26,6 @@ from routewright.evaluation.summary import (
     Subset,
     Summary,
     paired_differences,
-    rich_table,
     summarise,
     table_markdown,
 )
@@ -340,4 +339,3 @@ def write_outputs(
     partial = out / "summary.partial"
     partial.write_text(summary.model_dump_json(indent=1), encoding="utf-8")
     partial.rename(out / "summary.json")
-    Console(stderr=True).print(rich_table(summary))
