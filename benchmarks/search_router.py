@@ -116,7 +116,8 @@ def main() -> None:
             print(text, flush=True)
             if arguments.results:
                 command = f"python benchmarks/search_router.py --pool {arguments.pool} --profile {arguments.profile}"
-                head = f"`{command}`, seeds {arguments.seeds}, {os.cpu_count()} cores {platform.machine()}\n"
+                seeds = sorted({result["seed"] for result in results})
+                head = f"`{command}`, seeds {seeds}, {os.cpu_count()} cores {platform.machine()}\n"
                 arguments.results.with_suffix(".md").write_text(head + text, encoding="utf-8")
                 arguments.results.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
 

@@ -71,6 +71,12 @@ def publish_results(folders: Mapping[str, Path], out: Path) -> dict[str, Any]:
     files = {name: judged / path for name, path in summary["artifacts"].items()}
     places = {name: os.path.relpath(path, out) for name, path in {**files, **folders}.items()}
     summary["artifacts"] = {**places, "report": "report.html"}
+    if "rl" in folders:
+        link = out / "model.tmp"
+        link.unlink(missing_ok=True)
+        link.symlink_to(places["rl"])
+        link.replace(out / "model")
+        summary["artifacts"]["model"] = "model"
     fresh = out / "report.html.tmp"
     fresh.unlink(missing_ok=True)
     link_or_copy(str(judged / "report.html"), str(fresh))

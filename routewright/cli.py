@@ -91,6 +91,8 @@ def run(
     console.print(rich_table(Summary.model_validate(summary)))
     report = escape(str(out / "report.html"))
     console.print(f"[bold]{report}[/] shows it all; [bold]make ui[/] opens the tracked runs.", highlight=False)
+    model = escape(str(out / "model"))
+    console.print(f"Try it: routewright route \"a question\" --pool {escape(pool)} --model {model}", highlight=False)
 
 
 @app.command(name="compile")

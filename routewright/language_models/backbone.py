@@ -15,9 +15,13 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from routewright.config import BackboneSection
 from routewright.errors import BadInput
+
+# A person watching a run wants the run's own progress, not a bar for every file that is read.
+transformers_logging.disable_progress_bar()
 
 
 def cache_folder() -> Path:

@@ -149,6 +149,7 @@ class Pool:
     agents: list[Agent]
     path: Path
     _corpora: dict[Path, Corpus] = field(default_factory=dict, repr=False)
+    _queries: dict[Path, list[Query]] = field(default_factory=dict, repr=False)
 
     @property
     def names(self) -> list[str]:
@@ -198,7 +199,11 @@ class Pool:
     def queries(self, name: str) -> list[Query]:
         """An agent's human queries (all splits), [] where the pool file names none."""
         queries = self.agent(name).queries
-        return read_queries(queries.file) if queries else []
+        if queries is None:
+            return []
+        if queries.file not in self._queries:
+            self._queries[queries.file] = read_queries(queries.file)
+        return self._queries[queries.file]
 
     def qrels(self, name: str, split: Split) -> Qrels:
         """Judgements {query: {document: grade}} of one split, checked against queries and corpus; {} if absent."""

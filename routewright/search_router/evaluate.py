@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,6 @@ from routewright.evaluation.summary import (
     Subset,
     Summary,
     paired_differences,
-    rich_table,
     summarise,
     table_markdown,
 )
@@ -313,12 +313,13 @@ def write_outputs(
     (out / "confusion.json").write_text(json.dumps(confusion), encoding="utf-8")
     (out / "table.md").write_text(table_markdown(summary), encoding="utf-8")
     manifest = json.loads((dataset / "dataset.json").read_text(encoding="utf-8"))
+    tuned = json.loads((folders["sft"] / "router.json").read_text(encoding="utf-8"))
     router = json.loads((folders["rl"] / "router.json").read_text(encoding="utf-8"))
     extra: ReportExtra = {
         "pool": evaluation.pool.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "trained": (
-            f"A router of {len(evaluation.pool.names)} agents was fine-tuned on intent labels of {profile.sft.queries:,} "
+            f"A router of {len(evaluation.pool.names)} agents was fine-tuned on intent labels of {tuned['queries']:,} "
             f"queries and then trained with REINFORCE++ on what the agents returned for {router['outcomes']:,} of them. "
             f"Every row below answers the same {len(queries):,} held-out queries; thresholds were fitted on other ones."
         ),
@@ -334,7 +335,7 @@ def write_outputs(
     }
     histories = {stage: read_history(folder) for stage, folder in folders.items()}
     write_report(out / "report.html", summary, records, queries, histories, differences, extra)
+    shutil.rmtree(out / "search-cache", ignore_errors=True)
     partial = out / "summary.partial"
     partial.write_text(summary.model_dump_json(indent=1), encoding="utf-8")
     partial.rename(out / "summary.json")
-    Console(stderr=True).print(rich_table(summary))

@@ -120,19 +120,19 @@ class ReinforcePlusPlusTrainer(GRPOTrainer):
         with self.accelerator.autocast():
             slots: Slots = self.policy(batch)
         self._slots = slots  # the update follows at once, with the same weights: its pass is this one
-        current = slots.logits.detach().float()
+        current = slots.logits.detach().float() / s.temperature
         width = current.shape[1]
         logits = current.repeat_interleave(s.samples, dim=0)
         mask = slots.mask.repeat_interleave(s.samples, dim=0)
         # a generator of its own: a resumed run samples what an undisturbed one would have
         generator = torch.Generator().manual_seed(1_000_003 * self.args.seed + self.state.global_step)
         uniform = torch.rand(logits.shape, generator=generator).to(logits.device)
-        bits = (uniform < torch.sigmoid(logits / s.temperature)) & mask
+        bits = (uniform < torch.sigmoid(logits)) & mask
         reference = torch.zeros(len(index), width, device=logits.device)
         for row, i in enumerate(index):
             reference[row, : len(self.reference[i]) - 1] = self.reference[i][:-1]
             reference[row, -1] = self.reference[i][-1]
-        reference = reference.repeat_interleave(s.samples, dim=0)
+        reference = reference.repeat_interleave(s.samples, dim=0) / s.temperature
         orders = torch.argsort(-current[:, : slots.agents], dim=1, stable=True).tolist()
         actions = [
             (self.examples[i], action_of(row, orders[q], self.features[i], self.names))
@@ -161,7 +161,7 @@ class ReinforcePlusPlusTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         s = self.settings
         mask = inputs["mask"]
-        logits = self._slots.logits.float()[inputs["query"]]  # a query's samples share one pass
+        logits = self._slots.logits.float()[inputs["query"]] / s.temperature  # a query's samples share one pass
         log_p = log_probability(logits, inputs["bits"])
         tokens = float(inputs["tokens"])
         loss = reinforce.clipped_loss(log_p, inputs["log_old"], inputs["advantages"], mask, s.clip, tokens)
@@ -214,6 +214,7 @@ def train_policy(dataset: Path, examples: Path, sft: Path, out: Path, profile: P
     if pool.names != model.config.agents:
         raise BadInput(f"model folder {sft} was trained for other agents than {dataset / 'pool.yaml'} lists")
     if s.lora:
+        torch.manual_seed(seed)  # adapters start at random, and a resumed run must start at the same
         add_lora(model, s.lora)
     model.generation_config = GenerationConfig()  # TRL wants one; nothing is generated token by token
     dtype = resolve_dtype(profile.backbone.dtype)

@@ -125,18 +125,24 @@ class Router:
     def model_version(self) -> str:
         return str(self.description["model_version"])
 
-    @torch.inference_mode()
-    def probabilities(self, features: Sequence[Features], batch_size: int = 64) -> list[np.ndarray]:
+    def probabilities(self, features: Sequence[Features]) -> list[np.ndarray]:
         """P(slot = 1) of every slot of each query: agents, keyword candidates, interval; float32 (N + K + 1,)."""
+        return self.answers(features)[0]
+
+    @torch.inference_mode()
+    def answers(self, features: Sequence[Features], batch_size: int = 64) -> tuple[list[np.ndarray], np.ndarray]:
+        """Slot probabilities, and whether the likeliest token of the whole vocabulary is an agent; bool (n,)."""
         out: list[np.ndarray] = [np.zeros(0)] * len(features)
+        valid = np.zeros(len(features), dtype=bool)
         order = sorted(range(len(features)), key=lambda i: len(features[i].tokens))
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
-            probabilities = torch.sigmoid(self.model(collate([features[i] for i in rows], self.pad)).logits).numpy()
-            for row, i in zip(probabilities, rows, strict=True):
+            slots = self.model(collate([features[i] for i in rows], self.pad), with_answer=True)
+            valid[rows] = (slots.answer.argmax(dim=1) >= slots.answer.shape[1] - len(self.names)).numpy()
+            for row, i in zip(torch.sigmoid(slots.logits).numpy(), rows, strict=True):
                 keywords = row[len(self.names) : len(self.names) + len(features[i].candidates)]
                 out[i] = np.concatenate([row[: len(self.names)], keywords, row[-1:]])
-        return out
+        return out, valid
 
     def decision(self, features: Features, probabilities: np.ndarray) -> Decision:
         """The decision that a query's slot probabilities make."""

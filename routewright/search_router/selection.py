@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from routewright.evaluation.ranking import ndcg_at_10
 from routewright.pools.pool import Pool
 from routewright.pools.search import PoolSearch
 from routewright.search_router.decision import Interval
 from routewright.search_router.examples import Example
-from routewright.search_router.features import collate
 from routewright.search_router.reward import Action, merged_results
 from routewright.search_router.router import Router, choose_agents, load_router, set_thresholds
 
@@ -83,17 +81,11 @@ def fit_thresholds(
 def router_answers(router: Router, examples: Sequence[Example]) -> tuple[Answers, np.ndarray]:
     """A trained router's answers, and whether its unconstrained first token would have been an agent; bool (n,)."""
     features = [router.featurizer(example.query, example.reference) for example in examples]
-    probabilities = router.probabilities(features)
+    probabilities, valid = router.answers(features)
     decisions = [router.decision(f, p) for f, p in zip(features, probabilities, strict=True)]
     intervals = [Interval(d.start, d.end) if d.start or d.end else None for d in decisions]
     scores = np.stack([p[: len(router.names)] for p in probabilities])
-    valid = []
-    with torch.inference_mode():
-        for start in range(0, len(features), 64):
-            answer = router.model(collate(features[start : start + 64], router.pad), with_answer=True).answer
-            assert answer is not None
-            valid += (answer.argmax(dim=1) >= answer.shape[1] - len(router.names)).tolist()
-    return Answers(scores, [tuple(d.keywords) for d in decisions], intervals), np.array(valid)
+    return Answers(scores, [tuple(d.keywords) for d in decisions], intervals), valid
 
 
 def fit_router(folder: Path, dev: Sequence[Example], pool: Pool, search: PoolSearch) -> None:

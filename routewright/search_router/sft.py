@@ -30,8 +30,6 @@ from routewright.search_router.selection import fit_router
 from routewright.search_router.training import History, featurize, last_checkpoint, parameter_groups
 from routewright.search_router.words import buckets, collection_beliefs, document_frequencies
 
-SHARE_OF_LABEL = 0.5  # how much of the smoothing follows the labeller's second thoughts
-
 
 def slot_targets(example: Example, features: Features, names: Sequence[str], smoothing: float) -> list[float]:
     """Targets of the N + K + 1 slots of one example, in [0, 1].

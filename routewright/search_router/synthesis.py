@@ -12,6 +12,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import date, timedelta
@@ -338,6 +339,7 @@ def synthesize(dataset: Path, out: Path, profile: Profile, seed: int, query_log:
             {"labels": "teacher" if client else "nearest card phrase (TF-IDF + MiniLM)", "agents": pool.names}, indent=1
         )
     )
+    shutil.rmtree(out / "search-cache", ignore_errors=True)  # outcomes are in the examples now
     partial = out / "stats.partial"
     partial.write_text(json.dumps(stats, indent=1), encoding="utf-8")
     partial.rename(out / "stats.json")

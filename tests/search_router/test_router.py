@@ -91,7 +91,8 @@ def test_a_decision_is_whole(router: Router, splits: dict[str, list[Example]]) -
 
 def test_it_decides_one_query_as_it_decides_many(router: Router, splits: dict[str, list[Example]]) -> None:
     features = [router.featurizer(example.query, example.reference) for example in splits["test"]]
-    together = router.probabilities(features, batch_size=7)
+    together, valid = router.answers(features, batch_size=7)
+    assert valid.tolist() == router.answers(features)[1].tolist()
     for feature, row in zip(features, together, strict=True):
         assert len(row) == 3 + len(feature.candidates) + 1
         np.testing.assert_allclose(router.probabilities([feature])[0], row, atol=1e-5)

@@ -32,23 +32,31 @@ def test_one_answer_a_query(pool: Pool) -> None:
 def test_the_cards_are_read_once_and_change_nothing(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kept keys and values give what one pass over the whole prompt gives."""
     kept: dict[str, Any] = {}
+    passes: list[list[int]] = []
     load = zero_shot.load_backbone
 
     def spy(*arguments: Any) -> tuple[Any, Any]:
-        kept["model"], kept["tokenizer"] = load(*arguments)
-        return kept["model"], kept["tokenizer"]
+        model, kept["tokenizer"] = load(*arguments)
+        kept["hook"] = model.register_forward_pre_hook(
+            lambda _, positional, named: passes.append(named["input_ids"][0].tolist()), with_kwargs=True
+        )
+        kept["model"] = model
+        return model, kept["tokenizer"]
 
     monkeypatch.setattr(zero_shot, "load_backbone", spy)
     queries = ["repair the oven", "sell the rose"]
     found = zero_shot_route(pool, queries, BACKBONE, seed=0)
+    kept["hook"].remove()
     model, tokenizer = kept["model"], kept["tokenizer"]
-    lines = "\n".join(f"{letter}: {agent.card[:300]}" for letter, agent in zip("ABC", pool.agents, strict=True))
-    head = tokenizer(f"Which agent should answer the query? Agents:\n{lines}\n\nQuery: ")["input_ids"]
+    head, *rest = passes
+    assert len(rest) == 2, "one short pass a query"
+    prompt = tokenizer.decode(head)
+    assert all(agent.card[:40] in prompt for agent in pool.agents)
     letters = [tokenizer(f" {letter}")["input_ids"][-1] for letter in "ABC"]
-    for query, answer in zip(queries, found, strict=True):
-        ids = head + tokenizer(f"{query}\nThe letter of the best agent:")["input_ids"]
+    for query, ids, answer in zip(queries, rest, found, strict=True):
+        assert query in tokenizer.decode(ids)
         with torch.inference_mode():
-            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+            logits = model(input_ids=torch.tensor([head + ids])).logits[0, -1]
         np.testing.assert_allclose(answer.probabilities, torch.softmax(logits[letters], 0).numpy(), atol=1e-5)
         assert answer.valid == (int(logits.argmax()) in letters)
 
