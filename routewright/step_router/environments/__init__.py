@@ -1,0 +1,1 @@
+"""Where episodes happen: text games, code with tests, shell tasks."""

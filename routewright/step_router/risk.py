@@ -1,0 +1,318 @@
+"""The risk router r_ψ: P(the small model alone fails this episode | the features of this step) (arXiv 2605.16604).
+
+Objective, its three terms on one scale (costs of 1 and 50 as in the paper would drown a Brier score in [0, 1]):
+
+    Brier(p, y) + w · E[e] + λ · (CVaR_α(F) − ε)
+    e_t = σ((p_t − τ)/T),   F_z = mean over the episodes of seed z of (1 − S) · Π_t (1 − e_t)
+
+e_t is a soft escalation, so E[e] = (E[cost] − c_SLM) / (c_LLM − c_SLM); S is the outcome of the small model alone. F_z
+counts an escalated failure as rescued: in training only, evaluation re-executes. λ = softplus(ρ) rises by dual ascent
+while the worst seeds fail too often. Every episode weighs the same, however long it dragged on. Cost and constraint
+bend p, so `calibrate` comes after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.optimize import minimize
+from scipy.special import expit
+from torch import nn
+from torch.nn.functional import softplus
+
+from routewright.errors import BadInput
+from routewright.step_router.features import NAMES, check_features
+from routewright.step_router.frontier import worst_count
+
+DESCRIPTION, WEIGHTS = "risk.json", "model.safetensors"
+EVIDENCE = NAMES.index("evidence")
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Steps of episodes that the small model ran alone.
+
+    ``features`` (n, 15); ``episode`` (n,) the index of each step's episode; ``failed`` (E,) 0 or 1; ``seed`` (E,) the
+    perturbation seed of each episode, any integers. To train for agents with and without log-probabilities, add both
+    views as two episodes.
+    """
+
+    features: np.ndarray
+    episode: np.ndarray
+    failed: np.ndarray
+    seed: np.ndarray
+
+    def __post_init__(self) -> None:
+        check_features(self.features)
+        episodes = len(self.failed)
+        if len(self.features) != len(self.episode) or len(self.seed) != episodes:
+            raise BadInput(
+                f"rollouts: {len(self.features)} feature rows need as many episode numbers, found {len(self.episode)}; "
+                f"{episodes} outcomes need as many seeds, found {len(self.seed)}"
+            )
+        if not np.array_equal(np.unique(self.episode), np.arange(episodes)):
+            raise BadInput(
+                f"rollouts.episode: expected every number from 0 to {episodes - 1} at least once and no other"
+            )
+        if not np.isin(self.failed, (0, 1)).all():
+            raise BadInput("rollouts.failed: expected 0 or 1 for every episode")
+
+
+@dataclass(frozen=True)
+class RiskSettings:
+    """Training settings; those of the paper's predecessor where it gives any."""
+
+    alpha: float = 0.2
+    """CVaR averages the worst ⌈α|Z|⌉ seeds."""
+    epsilon: float = 0.3
+    """Bound on the CVaR of the soft failure rates."""
+    dual_lr: float = 1e-2
+    """Of Adam on ρ, λ from ln 2. Plain ascent at this rate hardly lets λ go within 300 full-batch steps."""
+    tau: float = 0.5
+    """Threshold of the soft escalation."""
+    sharpness: float = 0.05
+    """T of σ((p − τ)/T). Softer, the many steps of an episode add up to an escalation that no threshold would make."""
+    cost_weight: float = 0.1
+    """w: what escalating every step would cost, in failures."""
+    constrained: bool = True
+    """False leaves the λ term out: the row `risk-no-cvar`."""
+    steps: int = 300
+    lr: float = 1e-3
+    weight_decay: float = 1.0
+    dropout: float = 0.2
+
+
+class RiskModel(nn.Module):
+    """MLP 15 → 128 → 64 → 1 with GELU and dropout on standardised features; p = σ(z/T)."""
+
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__()
+        width = len(NAMES)
+        self.layers = nn.Sequential(
+            nn.Linear(width, 128), nn.GELU(), nn.Dropout(dropout),
+            nn.Linear(128, 64), nn.GELU(), nn.Dropout(dropout),
+            nn.Linear(64, 1),
+        )  # fmt: skip
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(width))
+        self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("evidence", torch.zeros(3))
+        self.mean: torch.Tensor
+        self.scale: torch.Tensor
+        """1/standard deviation; 0 for a feature that was constant in training, which then never counts."""
+        self.temperature: torch.Tensor
+        self.evidence: torch.Tensor
+        """1 where the evidence flag −1, 0, 1 occurred in training."""
+
+    def standardise(self, features: np.ndarray) -> None:
+        """Take mean, scale and the kinds of evidence from training rows (n, 15)."""
+        mean, std = features.mean(axis=0), features.std(axis=0)
+        constant = std <= 1e-9 * np.maximum(1.0, np.abs(mean))
+        self.mean = torch.tensor(mean, dtype=torch.float32)
+        self.scale = torch.tensor(np.where(constant, 0.0, 1 / np.where(constant, 1.0, std)), dtype=torch.float32)
+        self.evidence = torch.tensor([float((features[:, EVIDENCE] == flag).any()) for flag in (-1, 0, 1)])
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """z (n,) of raw features (n, 15); a value beyond 5 standard deviations counts as 5."""
+        return self.layers(((features - self.mean) * self.scale).clamp(-5, 5)).squeeze(-1)
+
+    @torch.inference_mode()
+    def risks(self, features: np.ndarray) -> np.ndarray:
+        """P(failure), float64 (n,) in [0, 1], of raw feature rows (n, 15).
+
+        BadInput names a feature that is not finite, and refuses evidence of a kind that was not in training.
+        """
+        rows = check_features(features)
+        for row, flag in enumerate(rows[:, EVIDENCE]):
+            if flag not in (-1.0, 0.0, 1.0) or not self.evidence[int(flag) + 1]:
+                known = [value for value, seen in zip((-1, 0, 1), self.evidence.tolist(), strict=True) if seen]
+                raise BadInput(f"features[{row}].evidence: expected one of {known}, as in training, found {flag:g}")
+        self.eval()
+        z = self(torch.from_numpy(rows).float()).double()
+        return torch.sigmoid(z / self.temperature).numpy()
+
+    def risk(self, row: np.ndarray) -> float:
+        """P(failure) of one feature row (15,)."""
+        return float(self.risks(row[None, :])[0])
+
+
+def episode_mean(values: torch.Tensor, episode: torch.Tensor, episodes: int) -> torch.Tensor:
+    """Mean of each episode's values, (E,); `values` and `episode` (n,)."""
+    zero = torch.zeros(episodes, dtype=values.dtype)
+    counts = torch.bincount(episode, minlength=episodes)
+    return zero.index_add(0, episode, values) / counts
+
+
+def brier_loss(p: torch.Tensor, failed: torch.Tensor, episode: torch.Tensor) -> torch.Tensor:
+    """Mean over episodes of the mean over their steps of (p_t − y)²."""
+    return episode_mean((p - failed[episode]) ** 2, episode, len(failed)).mean()
+
+
+def soft_escalation(p: torch.Tensor, tau: float, sharpness: float) -> torch.Tensor:
+    """e_t = σ((p_t − τ)/T), the step function of p_t > τ with a gradient."""
+    return torch.sigmoid((p - tau) / sharpness)
+
+
+def scaled_cost(p: torch.Tensor, episode: torch.Tensor, episodes: int, tau: float, sharpness: float) -> torch.Tensor:
+    """(E[cost] − c_SLM)/(c_LLM − c_SLM) of a step = mean soft escalation, in [0, 1], episodes weighing the same."""
+    return episode_mean(soft_escalation(p, tau, sharpness), episode, episodes).mean()
+
+
+def soft_failure_rates(
+    p: torch.Tensor, failed: torch.Tensor, episode: torch.Tensor, seed: torch.Tensor, tau: float, sharpness: float
+) -> torch.Tensor:
+    """F_z = mean over the seed's episodes of (1 − S)·Π_t (1 − σ((p_t − τ)/T)), (Z,); `seed` (E,) holds 0 … Z − 1.
+
+    1 − S = `failed`. The product is the chance that no step is escalated, taken in logs: log(1 − σ(u)) = −softplus(u).
+    """
+    log_kept = torch.zeros(len(failed), dtype=p.dtype).index_add(0, episode, -softplus((p - tau) / sharpness))
+    return episode_mean(failed * log_kept.exp(), seed, int(seed.max()) + 1)
+
+
+def soft_cvar(rates: torch.Tensor, alpha: float) -> torch.Tensor:
+    """CVaR_α = mean of the ⌈α|Z|⌉ largest of `rates` (Z,); its gradient reaches those seeds alone."""
+    return rates.topk(worst_count(alpha, len(rates))).values.mean()
+
+
+def fit_risk(rollouts: Rollouts, settings: RiskSettings, seed: int) -> tuple[RiskModel, list[dict[str, float]]]:
+    """Train on SLM-only rollouts, full batch with AdamW; returns the uncalibrated model and a history row a step.
+
+    The games must not be those the policy was trained on: it hardly fails there, and nothing is learnt (BadInput where
+    no episode failed, or all did).
+    """
+    _both_outcomes(rollouts)
+    features = check_features(rollouts.features)
+    failed = torch.tensor(rollouts.failed, dtype=torch.float32)
+    episode = torch.tensor(rollouts.episode, dtype=torch.long)
+    seeds = torch.tensor(np.unique(rollouts.seed, return_inverse=True)[1], dtype=torch.long)
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    model = RiskModel(settings.dropout)
+    model.standardise(features)
+    inputs = torch.tensor(features, dtype=torch.float32)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    rho = torch.zeros((), requires_grad=True)
+    dual = torch.optim.Adam([rho], lr=settings.dual_lr, maximize=True)
+    history = []
+    model.train()
+    for step in range(1, settings.steps + 1):
+        p = torch.sigmoid(model(inputs))
+        brier = brier_loss(p, failed, episode)
+        cost = scaled_cost(p, episode, len(failed), settings.tau, settings.sharpness)
+        worst = soft_cvar(
+            soft_failure_rates(p, failed, episode, seeds, settings.tau, settings.sharpness), settings.alpha
+        )
+        loss = brier + settings.cost_weight * cost
+        if settings.constrained:  # one Lagrangian: the network descends on it, ρ ascends
+            loss = loss + softplus(rho) * (worst - settings.epsilon)
+        multiplier = softplus(rho).item() if settings.constrained else 0.0
+        optimiser.zero_grad()
+        dual.zero_grad()
+        loss.backward()
+        optimiser.step()
+        dual.step()
+        history.append(
+            {"step": step, "brier": brier.item(), "cost": cost.item(), "cvar": worst.item(), "lambda": multiplier}
+        )
+    torch.set_rng_state(generator_state)  # a caller's random numbers do not depend on whether a router was fitted
+    return model.eval(), history
+
+
+def _both_outcomes(rollouts: Rollouts) -> None:
+    if len(np.unique(rollouts.failed)) < 2:
+        raise BadInput("rollouts.failed: expected failed and successful episodes, found only one kind")
+
+
+def calibrate(model: RiskModel, rollouts: Rollouts) -> None:
+    """Temperature scaling (Guo et al. 2017) on episodes the model was not fitted on, changing it in place.
+
+    Least episode-weighted log loss of σ(z/T + b); b undoes the level shift that cost and constraint leave and goes into
+    the last layer's bias, so the form stays σ(z/T). T > 0: the order of steps, hence the escalation at a matched rate,
+    does not change.
+    """
+    _both_outcomes(rollouts)
+    with torch.inference_mode():
+        model.eval()
+        z = model(torch.tensor(check_features(rollouts.features), dtype=torch.float32)).double().numpy()
+    y = np.asarray(rollouts.failed, dtype=float)[rollouts.episode]
+    weight = 1.0 / np.bincount(rollouts.episode)[rollouts.episode] / len(rollouts.failed)
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        slope, shift = np.exp(parameters[0]), parameters[1]
+        logit = slope * z + shift
+        gradient = weight * (expit(logit) - y)
+        value = float((weight * (np.logaddexp(0.0, logit) - y * logit)).sum())
+        return value, np.array([(gradient * slope * z).sum(), gradient.sum()])
+
+    found = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-5, 5), (-20, 20)])
+    temperature = float(np.exp(-found.x[0]))
+    final = model.layers[-1]
+    assert isinstance(final, nn.Linear)
+    with torch.no_grad():
+        final.bias.add_(float(found.x[1]) * temperature)
+        model.temperature.fill_(temperature)
+
+
+def save_risk(model: RiskModel, folder: Path, settings: RiskSettings, facts: dict[str, Any]) -> None:
+    """Write model.safetensors and, last, risk.json: digest, feature names, settings, `facts` (thresholds, data)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{WEIGHTS}.partial"
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)
+    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+    os.replace(partial, folder / WEIGHTS)
+    description = {
+        **facts,
+        "router": "step-router",
+        "model_version": digest[:12],
+        "features": list(NAMES),
+        "settings": asdict(settings),
+        "weights_sha256": digest,
+    }
+    partial = folder / f"{DESCRIPTION}.partial"
+    partial.write_text(json.dumps(description, indent=1), encoding="utf-8")
+    os.replace(partial, folder / DESCRIPTION)
+
+
+def load_risk(folder: Path) -> tuple[RiskModel, dict[str, Any]]:
+    """A saved router and its risk.json; BadInput names a file that is missing, unreadable or changed since."""
+    folder = Path(folder)
+    for name in (WEIGHTS, DESCRIPTION):
+        if not (folder / name).is_file():
+            raise BadInput(f"risk router {folder}: {name} is missing, expected a folder written by the calibrate stage")
+    try:
+        description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        digest, names = description["weights_sha256"], description["features"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"risk router {folder}: {DESCRIPTION} is unreadable ({' '.join(str(error).split())})") from None
+    if hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest() != digest:
+        raise BadInput(f"risk router {folder}: {WEIGHTS} does not match the digest in {DESCRIPTION}")
+    if names != list(NAMES):
+        raise BadInput(f"risk router {folder}: features in {DESCRIPTION} are {names}, expected {list(NAMES)}")
+    model = RiskModel()
+    try:
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except RuntimeError as error:
+        raise BadInput(
+            f"risk router {folder}: {WEIGHTS} holds another model ({' '.join(str(error).split())})"
+        ) from None
+    return model.eval(), description
+
+
+def stack(parts: Sequence[Rollouts]) -> Rollouts:
+    """Several sets of rollouts as one, episode numbers shifted; e.g. with and without log-probabilities."""
+    offsets = np.cumsum([0, *(len(part.failed) for part in parts[:-1])])
+    return Rollouts(
+        features=np.concatenate([part.features for part in parts]),
+        episode=np.concatenate([part.episode + offset for part, offset in zip(parts, offsets, strict=True)]),
+        failed=np.concatenate([part.failed for part in parts]),
+        seed=np.concatenate([part.seed for part in parts]),
+    )

@@ -1,0 +1,2 @@
+# step
+tar --exclude='*.log' --exclude='build' -czf release.tar.gz project
