@@ -179,14 +179,8 @@ def evaluate(dataset: Path, examples: Path, sft: Path, rl: Path, out: Path, prof
     sft_router = load_router(sft)
     add_scored("cori", *(Answers(collection_scores(sft_router, side)) for side in (dev, test)))
 
-    some = test[: profile.evaluation.zero_shot_queries]
     console.print("evaluating: zero-shot")
-    told = zero_shot_route(pool, [e.query for e in some], profile.backbone, seed)
-    zero = Answers(np.stack([answer.probabilities for answer in told]))
-    evaluation.add(
-        "zero-shot", routed(zero, 1.01, 0.0, pool), zero, some,
-        more=lambda i: {"valid/unconstrained": float(told[i].valid), "latency_ms": told[i].latency_ms},
-    )  # fmt: skip
+    add_zero_shot_row(evaluation, profile, seed)
 
     folders = {"sft": sft, "sft+rl": rl}
     if (rl / "judge" / "router.json").is_file():
@@ -222,6 +216,20 @@ def evaluate(dataset: Path, examples: Path, sft: Path, rl: Path, out: Path, prof
     if client is not None:
         add_llm_row(evaluation, client)
     write_outputs(evaluation, out, profile, seed, started, {"sft": sft, "rl": rl}, dataset)
+
+
+def add_zero_shot_row(evaluation: Evaluation, profile: Profile, seed: int) -> None:
+    """The untrained backbone on the first test queries; it is slow."""
+    some = evaluation.test[: profile.evaluation.zero_shot_queries]
+    told = zero_shot_route(evaluation.pool, [e.query for e in some], profile.backbone, seed)
+    answers = Answers(np.stack([answer.probabilities for answer in told]))
+    evaluation.add(
+        "zero-shot",
+        routed(answers, 1.01, 0.0, evaluation.pool),
+        answers,
+        some,
+        more=lambda i: {"valid/unconstrained": float(told[i].valid), "latency_ms": told[i].latency_ms},
+    )
 
 
 def add_llm_row(evaluation: Evaluation, client: Any) -> None:
