@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from routewright.config import BackboneSection
 from routewright.errors import BadInput
+from routewright.language_models import word_match
 
 # A person watching a run wants the run's own progress, not a bar for every file that is read.
 transformers_logging.disable_progress_bar()
@@ -131,6 +132,7 @@ def load_backbone(config: BackboneSection, texts: list[str], seed: int) -> tuple
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=None,
+            use_cache=config.name != word_match.WordMatchConfig.model_type,
         )
         return AutoModelForCausalLM.from_config(architecture), tokenizer
     location = str(packaged_folder(config.name)) if config.source == "packaged" else config.name

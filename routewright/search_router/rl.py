@@ -23,6 +23,7 @@ from routewright.errors import BadInput
 from routewright.language_models import reinforce
 from routewright.language_models.backbone import resolve_dtype
 from routewright.language_models.chat import chat_client_from_environment
+from routewright.language_models.training import History, last_checkpoint
 from routewright.pools.pool import Pool, load_pool
 from routewright.pools.search import PoolSearch
 from routewright.search_router.examples import Example, read_examples
@@ -32,7 +33,7 @@ from routewright.search_router.model import SearchRouterModel, Slots, add_lora, 
 from routewright.search_router.reward import Action, HierarchicalReward
 from routewright.search_router.router import load_model, save_router
 from routewright.search_router.selection import fit_router
-from routewright.search_router.training import History, featurize, last_checkpoint, parameter_groups
+from routewright.search_router.training import featurize, parameter_groups
 
 
 def action_of(bits: Sequence[bool], order: Sequence[int], features: Features, names: Sequence[str]) -> Action:

@@ -20,6 +20,7 @@ from trl import SFTConfig, SFTTrainer
 
 from routewright.config import Profile, SftSection
 from routewright.language_models.backbone import load_backbone, resolve_dtype
+from routewright.language_models.training import History, last_checkpoint
 from routewright.pools.pool import BM25Search, Pool, document_text, load_pool
 from routewright.pools.search import PoolSearch
 from routewright.search_router.examples import Example, read_examples
@@ -27,7 +28,7 @@ from routewright.search_router.features import Features, Featurizer, collate
 from routewright.search_router.model import SearchRouterModel, Slots, add_lora, merge_lora, new_model
 from routewright.search_router.router import save_router
 from routewright.search_router.selection import fit_router
-from routewright.search_router.training import History, featurize, last_checkpoint, parameter_groups
+from routewright.search_router.training import featurize, parameter_groups
 from routewright.search_router.words import buckets, collection_beliefs, document_frequencies
 
 

@@ -11,7 +11,7 @@ import torch
 from household import read_lines
 from safetensors.torch import load_file
 
-from routewright.search_router.training import History
+from routewright.language_models.training import History
 
 
 class Killed(Exception):

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 
 from routewright.config import LoraSection, Profile
 from routewright.errors import BadInput
+from routewright.language_models.training import last_checkpoint
 from routewright.search_router import sft
 from routewright.search_router.examples import Example, read_examples
 from routewright.search_router.features import Features
 from routewright.search_router.model import Slots
 from routewright.search_router.router import load_router
 from routewright.search_router.sft import DecisionSFTTrainer, slot_loss, slot_targets, train_sft
-from routewright.search_router.training import last_checkpoint
 
 
 @pytest.fixture(scope="module")
