@@ -3,7 +3,8 @@
     python benchmarks/step_router_decision.py [--decisions 500]
 
 Medians over single decisions (batch 1), in milliseconds and as a ratio to the same network in bare numpy, timed in turn
-with it. A decision must cost at most 2 ms beyond the features; the last line says whether it does.
+with it. `client` is what an agent calls: candidates checked, features, risk, paced budgets of an episode and of a day.
+A decision must cost at most 2 ms beyond the features; the last line says whether it does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from scipy.special import erf, expit
 from torch import nn
 
 from routewright.step_router.budget import EpisodeBudget, escalate
+from routewright.step_router.client import Decision, StepRouter
 from routewright.step_router.features import Candidate, Context, PastStep, compute_features
 from routewright.step_router.risk import RiskModel
 
@@ -73,15 +75,22 @@ def main() -> None:
     bare = bare_network(model)
     assert np.allclose(model.risks(rows), [bare(row) for row in rows], atol=1e-5)
     past = model.risks(rows).tolist()
+    router = StepRouter(model, "", 0.4, 20, 1.0, 50.0, past * 50, calls_per_day=10**9, decisions_per_day=2e9)
 
     def decide(i: int) -> bool:
         return escalate(model.risk(rows[i]), 5, EpisodeBudget(3, 0.4, 20, past))
+
+    def client(i: int) -> Decision:
+        episode = router.episode(contexts[i].objective, contexts[i].max_steps, calls=3)
+        episode._history.extend(contexts[i].history)
+        return episode.decide(contexts[i].observation, contexts[i].candidates)
 
     parts: dict[str, Callable[[int], object]] = {
         "bare numpy network": lambda i: bare(rows[i]),
         "risk": lambda i: model.risk(rows[i]),
         "decision (risk, budget)": decide,
         "features": lambda i: compute_features(contexts[i]),
+        "client (all of it)": client,
     }
     times: dict[str, list[float]] = {name: [] for name in parts}
     for i in range(decisions):
@@ -94,7 +103,7 @@ def main() -> None:
     print(f"{'':26}{'median ms':>10}{'ratio':>8}")
     for name, median in medians.items():
         print(f"{name:26}{median:10.3f}{median / reference:8.1f}")
-    decision = medians["decision (risk, budget)"]
+    decision = medians["client (all of it)"] - medians["features"]
     print(f"a decision beyond the features: {decision:.3f} ms, bound {BOUND_MS} ms: {decision <= BOUND_MS}")
 
 

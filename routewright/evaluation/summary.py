@@ -32,11 +32,26 @@ SEARCH_METRICS = (
 )  # fmt: skip
 """The search router's metrics in the order they are shown."""
 
+STEP_ROWS = (
+    "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "risk", "risk-no-cvar",
+    "risk-no-jsd", "oracle",
+)  # fmt: skip
+"""The step router's rows in the order of the contract."""
+
+STEP_METRICS = (
+    "success", "escalation", "llm_calls_per_episode", "cost", "escalated_episodes", "worst_seed_success", "cvar",
+    "brier", "ece",
+)  # fmt: skip
+"""The step router's metrics in the order they are shown; a run that has ``success`` is a step router's."""
+
 _MEANS = ("agent_f1", "exact_set", "keyword_precision", "date_iou", "valid", "valid/unconstrained", "cost",
           "agents_per_query")  # fmt: skip
-_LOWER_IS_BETTER = {"latency_ms/mean", "latency_ms/p50", "latency_ms/p99"}
+_LOWER_IS_BETTER = {"latency_ms/mean", "latency_ms/p50", "latency_ms/p99", "cvar", "brier", "ece"}
 # A low value of these is no merit by itself: a bad router is cheap and steady too.
-_NO_DIRECTION = {"ndcg@10/std", "cost", "agents_per_query"}
+_NO_DIRECTION = {"ndcg@10/std", "cost", "agents_per_query", "escalation", "llm_calls_per_episode", "escalated_episodes"}
+_HEADLINES = ("ndcg@10", "success")  # shown with their intervals
+REFERENCES = {"oracle", "slm", "llm"}
+"""Rows that no router competes with: they know the outcome, or never or always call the LLM."""
 
 Subset = Literal["overall", "mismatch", "match", "macro"]
 
@@ -99,8 +114,9 @@ class AgentNdcg(_Strict):
 
 def row_order(names: Iterable[str]) -> list[str]:
     """Row names in the order of the contract; ``llm:*`` follow zero-shot, other extra rows come before the oracle."""
-    position = {name: float(place) for place, name in enumerate(SEARCH_ROWS)}
-    extra = position["sft+rl"] + 0.5
+    known = dict.fromkeys(name for name in (*SEARCH_ROWS, *STEP_ROWS) if name != "oracle")
+    position = {name: float(place) for place, name in enumerate([*known, "oracle"])}
+    extra = position["oracle"] - 0.5
 
     def place(name: str) -> float:
         return position["zero-shot"] + 0.5 if name.startswith("llm:") else position.get(name, extra)
@@ -111,12 +127,13 @@ def row_order(names: Iterable[str]) -> list[str]:
 def metric_order(rows: Sequence[Row]) -> list[str]:
     """The metrics that any of the rows has, contract order first, others as they come."""
     present = {metric: None for row in rows for metric in row.metrics}
-    return [m for m in SEARCH_METRICS if m in present] + [m for m in present if m not in SEARCH_METRICS]
+    known = STEP_METRICS if "success" in present else SEARCH_METRICS
+    return [m for m in known if m in present] + [m for m in present if m not in known]
 
 
 def best_value(rows: Sequence[Row], metric: str) -> float | None:
-    """The best value of a metric among the rows but the oracle; None where no direction is better or all are equal."""
-    values = [row.metrics[metric].mean for row in rows if row.name != "oracle" and metric in row.metrics]
+    """The best value of a metric among the rows but ``REFERENCES``; None where no direction is better or all are equal."""
+    values = [row.metrics[metric].mean for row in rows if row.name not in REFERENCES and metric in row.metrics]
     if metric in _NO_DIRECTION or len(set(values)) < 2:
         return None
     return min(values) if metric in _LOWER_IS_BETTER else max(values)
@@ -243,14 +260,14 @@ def per_agent_table(
 
 
 def format_value(metric: str, value: float) -> str:
-    """A metric's value as people read it: milliseconds with one decimal, everything else with three."""
-    if metric.startswith("latency_ms"):
+    """A metric's value as people read it: milliseconds and large costs with one decimal, most others with three."""
+    if metric.startswith("latency_ms") or (metric == "cost" and value >= 100):
         return f"{value:,.1f}"
-    return f"{value:.2f}" if metric == "agents_per_query" else f"{value:.3f}"
+    return f"{value:.2f}" if metric in ("agents_per_query", "llm_calls_per_episode") else f"{value:.3f}"
 
 
 def table_markdown(summary: Summary) -> str:
-    """The rows as a GitHub table: all metrics, NDCG@10 with its interval, the best value but the oracle's in bold."""
+    """The rows as a GitHub table: all metrics, NDCG@10 or success with its interval, the best but a reference's in bold."""
     metrics = metric_order(summary.rows)
     best = {metric: best_value(summary.rows, metric) for metric in metrics}
 
@@ -259,9 +276,9 @@ def table_markdown(summary: Summary) -> str:
         if estimate is None:
             return ""
         text = format_value(metric, estimate.mean)
-        if row.name != "oracle" and estimate.mean == best[metric]:
+        if row.name not in REFERENCES and estimate.mean == best[metric]:
             text = f"**{text}**"
-        return f"{text} [{estimate.low:.3f}, {estimate.high:.3f}]" if metric == "ndcg@10" else text
+        return f"{text} [{estimate.low:.3f}, {estimate.high:.3f}]" if metric in _HEADLINES else text
 
     lines = [["row", *metrics], ["---", *("---:" for _ in metrics)]]
     lines += [[row.name.replace("|", "\\|"), *(cell(row, metric) for metric in metrics)] for row in summary.rows]
@@ -269,36 +286,43 @@ def table_markdown(summary: Summary) -> str:
 
 
 def rich_table(summary: Summary) -> Table:
-    """The rows for a terminal of 60 columns: the metrics that decide, the best value but the oracle's in bold."""
+    """The rows for a terminal of 60 columns: the metrics that decide, the best value but a reference's in bold."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    shown = {"ndcg@10": "NDCG", "ndcg@10/mismatch": "mism.", "ndcg@10/match": "match", "agent_f1": "F1",
-             "latency_ms/p50": "ms"}  # fmt: skip
-    metrics = {metric: label for metric, label in shown.items() if metric in metric_order(summary.rows)}
+    present = metric_order(summary.rows)
+    if "success" in present:
+        shown = {"success": "success", "escalation": "escal.", "llm_calls_per_episode": "calls", "cost": "cost",
+                 "worst_seed_success": "worst"}  # fmt: skip
+        caption = "success: 95 % bootstrap by task; worst: success at the worst seed"
+    else:
+        shown = {"ndcg@10": "NDCG", "ndcg@10/mismatch": "mism.", "ndcg@10/match": "match", "agent_f1": "F1",
+                 "latency_ms/p50": "ms"}  # fmt: skip
+        caption = "NDCG@10, 95 % bootstrap; mism.: mismatch; ms: median"
+    metrics = {metric: label for metric, label in shown.items() if metric in present}
     best = {metric: best_value(summary.rows, metric) for metric in metrics}
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         title=f"{summary.pipeline} · {summary.profile} · seed {summary.seed}",
         title_justify="left",
-        caption="NDCG@10, 95 % bootstrap; mism.: mismatch; ms: median",
+        caption=caption,
         caption_justify="left",
     )
-    table.add_column("row", overflow="ellipsis", no_wrap=True, max_width=12)
+    table.add_column("row", overflow="ellipsis", no_wrap=True, max_width=14 if "success" in present else 12)
     for metric, label in metrics.items():
         table.add_column(label, justify="right", no_wrap=True)
-        if metric == "ndcg@10":
+        if metric in _HEADLINES:
             table.add_column("95 %", justify="right", no_wrap=True, style="dim")
     for row in summary.rows:
-        cells = [Text(row.name, style="dim" if row.name == "oracle" else "")]
+        cells = [Text(row.name, style="dim" if row.name in REFERENCES else "")]
         for metric in metrics:
             estimate = row.metrics.get(metric)
             text = "" if estimate is None else format_value(metric, estimate.mean)
-            bold = estimate is not None and row.name != "oracle" and estimate.mean == best[metric]
+            bold = estimate is not None and row.name not in REFERENCES and estimate.mean == best[metric]
             cells.append(Text(text, style="bold" if bold else ""))
-            if metric == "ndcg@10":
+            if metric in _HEADLINES:
                 cells.append(Text("" if estimate is None else f"{estimate.low:.2f}–{estimate.high:.2f}"))
         table.add_row(*cells)
     return table

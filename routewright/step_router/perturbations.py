@@ -219,11 +219,19 @@ class Perturbed:
     def teacher(self) -> str:
         return self.environment.teacher()
 
+    def shown_under(self, seed: int) -> Observation:
+        """The present state as another perturbation seed would show it."""
+        return self._view(seed, self._history[-1].step)[0]
+
     def close(self) -> None:
         self.environment.close()
 
     def _shown(self, step: int) -> Observation:
+        shown, self.struck = self._view(self._seed, step)
+        return shown
+
+    def _view(self, seed: int, step: int) -> tuple[Observation, tuple[str, ...]]:
         kinds = [kind for kind in _KINDS if step > 0 or kind not in ("tool_failure", "timeout")]
-        striking = active(self.perturbations, self._seed, step)
-        self.struck = tuple(perturbation.kind for perturbation in striking if perturbation.kind in kinds)
-        return perturb(self._history, self.perturbations, self._seed, step, kinds)
+        striking = active(self.perturbations, seed, step)
+        struck = tuple(perturbation.kind for perturbation in striking if perturbation.kind in kinds)
+        return perturb(self._history, self.perturbations, seed, step, kinds), struck

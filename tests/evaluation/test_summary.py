@@ -12,11 +12,17 @@ import pytest
 from pydantic import ValidationError
 from rich.console import Console
 
+from routewright.evaluation.bootstrap import Estimate
 from routewright.evaluation.summary import (
     SEARCH_METRICS,
     SEARCH_ROWS,
+    STEP_METRICS,
+    STEP_ROWS,
+    Row,
     Summary,
     best_value,
+    format_value,
+    metric_order,
     paired_differences,
     per_agent_table,
     rich_table,
@@ -178,3 +184,55 @@ def test_terminal_table_fits_sixty_columns() -> None:
         assert f"{row.metrics['ndcg@10'].mean:.3f}" in text
         assert row.name[:10] in text
     assert text.count("…") == 1  # only the long model name is cut
+
+
+def _step_summary() -> Summary:
+    """Every step row and metric; success 0.5 + 0.04 · place in the contract, the LLM's and the oracle's highest."""
+    rows = []
+    for place, name in enumerate(STEP_ROWS):
+        success = {"slm": 0.3, "llm": 0.99, "oracle": 0.995}.get(name, 0.5 + 0.04 * place)
+        values = {"success": success, "escalation": 0.314, "llm_calls_per_episode": 1.234, "cost": 61.7 + place * 20,
+                  "escalated_episodes": 0.4, "worst_seed_success": success - 0.1, "cvar": 1.1 - success}  # fmt: skip
+        if name.startswith("risk"):
+            values |= {"brier": 0.2 - 0.01 * place, "ece": 0.05}
+        metrics = {m: Estimate(mean=v, low=v - 0.02, high=v + 0.02, n=600) for m, v in reversed(values.items())}
+        rows.append(Row(name=name, metrics=metrics))
+    return Summary(pipeline="step-router", profile="laptop", seed=0, wall_s=1.0, rows=rows)
+
+
+def test_step_rows_and_metrics_in_contract_order() -> None:
+    assert row_order(reversed(STEP_ROWS)) == list(STEP_ROWS)
+    assert row_order(["oracle", "slm-no-jsd", "risk", "slm"]) == ["slm", "risk", "slm-no-jsd", "oracle"]
+    assert metric_order(_step_summary().rows) == list(STEP_METRICS)
+
+
+def test_references_do_not_compete_and_less_failure_is_better() -> None:
+    rows = _step_summary().rows
+    assert best_value(rows, "success") == pytest.approx(0.5 + 0.04 * STEP_ROWS.index("risk-no-jsd"))
+    assert best_value(rows, "cvar") == pytest.approx(0.6 - 0.04 * STEP_ROWS.index("risk-no-jsd"))
+    assert best_value(rows, "brier") == pytest.approx(0.2 - 0.01 * STEP_ROWS.index("risk-no-jsd"))
+    for metric in ("escalation", "llm_calls_per_episode", "cost", "escalated_episodes"):
+        assert best_value(rows, metric) is None
+    assert [format_value("cost", value) for value in (3.25, 1234.56)] == ["3.250", "1,234.6"]
+
+
+def test_step_tables() -> None:
+    summary = _step_summary()
+    assert Summary.model_validate_json(summary.model_dump_json()) == summary
+    lines = table_markdown(summary).splitlines()
+    assert lines[0] == "| row | " + " | ".join(STEP_METRICS) + " |"
+    assert "**0.900** [0.880, 0.920]" in lines[2 + STEP_ROWS.index("risk-no-jsd")]
+    assert "**" not in lines[2 + STEP_ROWS.index("llm")]
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    console.print(rich_table(summary))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "…" not in text
+    for row in summary.rows:
+        (line,) = (line for line in text.splitlines() if line.split()[:1] == [row.name])
+        cost = format_value("cost", row.metrics["cost"].mean)
+        assert line.split()[1:] == [
+            f"{row.metrics['success'].mean:.3f}",
+            f"{row.metrics['success'].low:.2f}–{row.metrics['success'].high:.2f}",
+            "0.314", "1.23", cost, f"{row.metrics['worst_seed_success'].mean:.3f}",
+        ]  # fmt: skip

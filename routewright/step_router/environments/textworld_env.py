@@ -14,6 +14,7 @@ import re
 import tempfile
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +28,7 @@ SPLITS = ("policy", "router", "threshold", "test")  # disjoint sets of games
 SPLIT_SIZE = 100_000  # game seeds a split owns
 GAMES_KEPT, STATES_KEPT = 128, 64  # loaded games; live states a game, older ones are replayed
 ATTEMPTS = 20  # some seeds give no quest of the length asked for
+DETAILED = 0.75  # share of quests whose objective tells every move
 PASSIVE = ("look", "inventory")  # change nothing
 COMPASS = ("north", "east", "south", "west")
 FOOD = ("raw", "fried", "roasted", "grilled", "burned", "chopped", "sliced", "diced")
@@ -58,16 +60,21 @@ class GameSpec:
             raise BadInput(f"task {task!r}: expected a game such as quest-7-r4-n5-detailed or cooking-7-r6-n2-detailed")
         kind, seed, rooms, length, told = match.groups()
         spec = GameSpec("quest" if kind == "quest" else "cooking", int(seed), int(rooms), int(length), told == "detailed")
-        ranges = {"quest": (range(3, 6), range(3, 7)), "cooking": (range(6, 7), range(1, 4))}[spec.kind]
+        ranges = {"quest": (range(3, 6), range(1, 7)), "cooking": (range(6, 7), range(1, 4))}[spec.kind]
         if spec.rooms not in ranges[0] or spec.length not in ranges[1]:
             raise BadInput(
-                f"task {task!r}: expected 3-5 rooms and 3-6 moves (quest), or 6 rooms and 1-3 ingredients (cooking)"
+                f"task {task!r}: expected 3-5 rooms and 1-6 moves (quest), or 6 rooms and 1-3 ingredients (cooking)"
             )
         return spec
 
 
-def game_specs(split: str, count: int, cooking: float = 0.25) -> list[GameSpec]:
-    """``count`` games of a split, about a share ``cooking`` of them cooking games; no game is in two splits."""
+def game_specs(
+    split: str, count: int, cooking: float = 0.25, moves: tuple[int, int] = (3, 6)
+) -> list[GameSpec]:
+    """``count`` games of a split, about a share ``cooking`` of them cooking games; no game is in two splits.
+
+    ``moves``: the shortest and the longest quest.
+    """
     if split not in SPLITS or not 0 <= count <= SPLIT_SIZE:
         raise BadInput(
             f"games: expected a split of {', '.join(SPLITS)} and at most {SPLIT_SIZE} games, got {count} of {split!r}"
@@ -78,7 +85,7 @@ def game_specs(split: str, count: int, cooking: float = 0.25) -> list[GameSpec]:
         if rng.random() < cooking:
             specs.append(GameSpec("cooking", seed, 6, rng.randint(1, 2)))
         else:
-            specs.append(GameSpec("quest", seed, rng.randint(3, 5), rng.randint(3, 6), rng.random() < 0.5))
+            specs.append(GameSpec("quest", seed, rng.randint(3, 5), rng.randint(*moves), rng.random() < DETAILED))
     return specs
 
 
@@ -88,6 +95,7 @@ def _textworld() -> Any:
         import textworld.challenges.tw_cooking.cooking
         import textworld.generator
         import textworld.generator.chaining
+        import textworld.generator.data
         import textworld.generator.game
         import textworld.generator.inform7
     except ImportError:
@@ -119,6 +127,12 @@ def make_game(spec: GameSpec, cache: Path) -> Path:
     return path
 
 
+@cache
+def _knowledge_base() -> Any:
+    """The package's default, which is parsed anew for every game otherwise: three quarters of a game's time."""
+    return _textworld().generator.data.KnowledgeBase.load()
+
+
 def _generate(textworld: Any, spec: GameSpec, seed: int) -> Game:
     options = textworld.GameOptions()
     options.seeds = seed % (1 << 31)
@@ -128,6 +142,7 @@ def _generate(textworld: Any, spec: GameSpec, seed: int) -> Game:
             "drop": False, "recipe_seed": 0, "split": None,
         }  # fmt: skip
         return textworld.challenges.tw_cooking.cooking.make(settings, options)
+    options.kb = _knowledge_base()
     options.nb_rooms, options.nb_objects, options.quest_length = spec.rooms, spec.rooms + 6, spec.length
     options.grammar.only_last_action = not spec.detailed
     return textworld.generator.make_game(options)

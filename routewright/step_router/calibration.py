@@ -1,0 +1,211 @@
+"""The risk router from the small model's own failures, calibrated, with its thresholds (stage `calibrate`).
+
+Four disjoint sets of tasks: the policy learnt on the first; of the second, four fifths fit the router and one fifth its
+temperature; the third decides the thresholds, re-executed; the fourth is the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import roc_curve
+
+from routewright.step_router.dataset import read_tasks
+from routewright.step_router.episodes import Episode, Rule, play
+from routewright.step_router.escalation import ALWAYS, NEVER, Risk
+from routewright.step_router.escalation import random as at_random
+from routewright.step_router.perturbations import perturbation_seeds
+from routewright.step_router.profile import StepRouterProfile
+from routewright.step_router.risk import (
+    DESCRIPTION,
+    RiskModel,
+    RiskSettings,
+    Rollouts,
+    calibrate,
+    fit_risk,
+    save_risk,
+    stack,
+)
+from routewright.step_router.rollouts import as_rollouts, first_steps, player
+from routewright.step_router.thresholds import (
+    bayes_threshold,
+    better_threshold,
+    learn_then_test,
+    threshold_for_calls,
+)
+
+PARITY = 0.98  # of the LLM's success on the threshold split, which the operating threshold keeps
+GRID = 12  # thresholds that are re-executed
+RISKS_KEPT = 1000  # past risks for pacing under a budget
+
+
+def alone(row: str, out: Path, make: Any, tasks: Sequence[str], seeds: Sequence[int], workers: int) -> list[Episode]:
+    """Episodes of the small model alone, with their turns."""
+    rules = [Rule(row, at_random, NEVER, keep=True)]
+    return play(make, rules, tasks, seeds, out, workers, f"small model alone ({out.name})")
+
+
+def held_out_tasks(tasks: Sequence[str], seed: int) -> set[str]:
+    """A fifth of the tasks, at least one: for the temperature."""
+    shuffled = sorted(tasks)
+    random.Random(f"temperature/{seed}").shuffle(shuffled)
+    return set(shuffled[: max(1, len(shuffled) // 5)])
+
+
+def risk_grid(model: RiskModel, rollouts: Rollouts) -> list[float]:
+    """Ascending thresholds at which a share 0.9 … 0.05 of the small model's steps lies above, without repetition."""
+    risks = model.risks(rollouts.features)
+    return sorted({float(np.round(q, 6)) for q in np.quantile(risks, np.linspace(0.1, 0.95, GRID))})
+
+
+def fit(train: Rollouts, holdout: Rollouts, settings: RiskSettings, seed: int) -> tuple[RiskModel, list[dict[str, float]]]:
+    """A router fitted on the one and calibrated on the other; without both outcomes in the other, on all of it."""
+    model, history = fit_risk(train, settings, seed)
+    calibrate(model, holdout if len(np.unique(holdout.failed)) > 1 else train)
+    return model, history
+
+
+def _split(episodes: Sequence[Episode], held_out: set[str]) -> tuple[list[Episode], list[Episode]]:
+    return [e for e in episodes if e.task not in held_out], [e for e in episodes if e.task in held_out]
+
+
+def calibrate_router(dataset: Path, policy: Path, verifier: Path, out: Path, profile: StepRouterProfile, seed: int) -> None:
+    """Fit the risk router and its ablations, and choose thresholds; ``policy`` is the folder that `distill_dpo` wrote.
+
+    Writes a risk router folder ``out`` (with ``no-cvar``, ``query-level`` and, for ablations, ``no-jsd`` beneath),
+    ``rollouts.npz``, ``roc.json``, ``thresholds.json`` and ``history.jsonl``.
+    """
+    if (out / DESCRIPTION).is_file():
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    section = profile.router
+    settings = RiskSettings(alpha=section.alpha, epsilon=section.epsilon, steps=section.steps)
+    unconstrained = RiskSettings(alpha=section.alpha, epsilon=section.epsilon, steps=section.steps, constrained=False)
+    if profile.evaluation.ablations:
+        other = _one_policy(dataset, policy / "policy-no-jsd", verifier, out, profile, settings, seed, "no-jsd")
+        save_risk(other["model"], out / "no-jsd", settings, other["facts"])
+    main = _one_policy(dataset, policy / "policy", verifier, out, profile, settings, seed, "risk")
+    train, holdout = main["train"], main["holdout"]
+    for name, part in (("no-cvar", (train, holdout)), ("query-level", (first_steps(train), first_steps(holdout)))):
+        model, _ = fit(part[0], part[1], unconstrained, seed)
+        save_risk(model, out / name, unconstrained, {})
+    np.savez(
+        out / "rollouts.npz",
+        **{f"{name}_{field}": getattr(part, field) for name, part in (("train", train), ("holdout", holdout))
+           for field in ("features", "episode", "failed", "seed")},
+    )  # fmt: skip
+    _write(out / "roc.json", main["roc"])
+    _write(out / "thresholds.json", main["measured"])
+    (out / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in main["history"]))
+    save_risk(main["model"], out, settings, main["facts"])
+
+
+def _one_policy(
+    dataset: Path, policy: Path, verifier: Path, out: Path, profile: StepRouterProfile, settings: RiskSettings, seed: int,
+    name: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Rollouts, router and thresholds of one small model."""
+    section, tasks = profile.router, read_tasks(dataset).splits
+    make = player(dataset, policy, verifier, section.candidates)
+    silent = player(dataset, policy, verifier, section.candidates, log_probs=False)
+    seeds = perturbation_seeds("router", section.seeds)
+    work = out / "episodes" / name
+    told = alone("slm", work / "router", make, tasks["router"], seeds, profile.workers)
+    untold = alone("slm", work / "router-without-logprobs", silent, tasks["router"], seeds[:1], profile.workers)
+    held_out = held_out_tasks(tasks["router"], seed)
+    parts = [_split(episodes, held_out) for episodes in (told, untold)]
+    train, holdout = (stack([as_rollouts(part[i]) for part in parts]) for i in (0, 1))
+    model, history = fit(train, holdout, settings, seed)
+
+    grid = risk_grid(model, holdout)
+    threshold_seeds = perturbation_seeds("threshold", section.seeds)
+    rules = [Rule("slm", at_random, NEVER, keep=True), Rule("llm", at_random, ALWAYS)]
+    rules += [Rule("risk", Risk(model), threshold) for threshold in grid]
+    title = f"thresholds ({name})"
+    played = play(make, rules, tasks["threshold"], threshold_seeds, work / "threshold", profile.workers, title)
+    chosen = choose_thresholds(played, grid, profile)
+    slm = [episode for episode in played if episode.row == "slm"]
+    rollouts = as_rollouts(slm)
+    risks = model.risks(rollouts.features)
+    facts = {
+        "thresholds": chosen["thresholds"],
+        "operating": "parity",
+        "risks": [round(float(r), 6) for r in risks[:: max(1, len(risks) // RISKS_KEPT)]],
+        "c_slm": section.c_slm,
+        "c_llm": section.c_llm,
+        "max_steps": max(episode.steps for episode in slm),
+        "target_failure": section.target_failure,
+        "delta": section.delta,
+        "stage": "calibrate",
+        "seed": seed,
+        "profile": profile.name,
+    }
+    return {
+        "model": model, "history": history, "train": train, "holdout": holdout, "facts": facts,
+        "measured": {"grid": grid, **chosen}, "roc": roc(risks, rollouts),
+    }  # fmt: skip
+
+
+def choose_thresholds(played: Sequence[Episode], grid: Sequence[float], profile: StepRouterProfile) -> dict[str, Any]:
+    """Thresholds from episodes that were re-executed at each threshold of the grid.
+
+    ``parity``: the largest whose success is at least PARITY of the LLM's (the smallest of the grid where none is), the
+    operating one. ``bayes``: from costs. ``better``: from costs and the LLM's own failures. ``budget``: for the profile's
+    calls an episode. ``guaranteed``: Learn-then-Test over tasks; None where nothing is certified. ``null`` in JSON for
+    never escalating reads as 1.
+    """
+    section = profile.router
+    by_row: dict[tuple[str, float | None], list[Episode]] = {}
+    for episode in played:
+        by_row.setdefault((episode.row, episode.threshold), []).append(episode)
+    slm, llm = by_row["slm", None], by_row["llm", None]
+    at = [by_row["risk", threshold] for threshold in grid]
+    success = np.array([[e.success for e in episodes] for episodes in at], dtype=float)
+    calls = np.array([[e.llm_calls for e in episodes] for episodes in at], dtype=float)
+    steps = np.array([[e.steps for e in episodes] for episodes in at], dtype=float)
+    p_llm = float(np.mean([not e.success for e in llm]))
+    reached = np.flatnonzero(success.mean(axis=1) >= PARITY * (1 - p_llm))
+    names = [episode.task for episode in slm]
+    tasks = list(dict.fromkeys(names))
+    member = np.array([[name == task for name in names] for task in tasks], dtype=float)
+    losses = (member @ (1 - success).T) / member.sum(axis=1, keepdims=True)
+    further = (section.c_llm - section.c_slm) * float(np.mean([e.steps for e in llm]))
+    budget = threshold_for_calls(calls.T, grid, section.call_budget)
+    thresholds: dict[str, float | None] = {
+        "parity": grid[int(reached[-1])] if reached.size else grid[0],
+        "bayes": min(1.0, bayes_threshold(section.c_slm, section.c_llm, section.kappa)),
+        "better": min(1.0, better_threshold(p_llm, further, section.kappa)),
+        "budget": min(1.0, budget),
+        "guaranteed": learn_then_test(losses, grid, section.target_failure, section.delta, p_value="hoeffding-bentkus"),
+    }
+    return {
+        "thresholds": thresholds,
+        "success": success.mean(axis=1).tolist(),
+        "escalation": (calls.sum(axis=1) / steps.sum(axis=1)).tolist(),
+        "slm_success": float(np.mean([e.success for e in slm])),
+        "llm_success": 1 - p_llm,
+    }
+
+
+def roc(risks: np.ndarray, rollouts: Rollouts) -> dict[str, list[float]]:
+    """ROC of the risks against failure over the steps, every episode weighing the same; empty where all end alike."""
+    failed = rollouts.failed[rollouts.episode]
+    if len(np.unique(failed)) < 2:
+        return {"fpr": [], "tpr": [], "thresholds": []}
+    weight = 1.0 / np.bincount(rollouts.episode)[rollouts.episode]
+    fpr, tpr, thresholds = roc_curve(failed, risks, sample_weight=weight)
+    keep = np.unique(np.linspace(0, len(fpr) - 1, 200).astype(int))
+    finite = np.minimum(thresholds[keep], 1.0)
+    return {"fpr": fpr[keep].tolist(), "tpr": tpr[keep].tolist(), "thresholds": finite.tolist()}
+
+
+def _write(file: Path, content: Any) -> None:
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(json.dumps(content, indent=1))
+    os.replace(partial, file)

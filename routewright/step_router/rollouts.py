@@ -1,0 +1,71 @@
+"""Playing a small model on a split, and what its episodes teach the risk router."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from routewright.step_router.dataset import read_tasks
+from routewright.step_router.environments.protocol import Environment
+from routewright.step_router.episodes import Episode, Make
+from routewright.step_router.features import NAMES, Candidate
+from routewright.step_router.perturbations import TABLE
+from routewright.step_router.policy import SmallModel, load_policy, load_verifier
+from routewright.step_router.risk import Rollouts
+from routewright.step_router.situations import Proposer, Situation
+from routewright.step_router.taught import taught_environment
+
+BEST, MARGIN = NAMES.index("verifier_best"), NAMES.index("verifier_margin")
+
+
+@dataclass(frozen=True)
+class WithoutLogprobs:
+    """The same small model behind an interface that tells no log-probabilities."""
+
+    proposer: Proposer
+
+    def propose(self, situations: Sequence[Situation]) -> list[list[Candidate]]:
+        """The same candidates in the same order, without log-probabilities."""
+        proposed = self.proposer.propose(situations)
+        return [[replace(candidate, token_logprobs=None) for candidate in candidates] for candidates in proposed]
+
+
+def _player(dataset: Path, policy: Path, verifier: Path, candidates: int, log_probs: bool) -> tuple[Proposer, Environment]:
+    proposer: Proposer = SmallModel(load_policy(policy), load_verifier(verifier), candidates)
+    if not log_probs:
+        proposer = WithoutLogprobs(proposer)
+    return proposer, taught_environment(read_tasks(dataset), tuple(TABLE.values()))
+
+
+def player(dataset: Path, policy: Path, verifier: Path, candidates: int, log_probs: bool = True) -> Make:
+    """What `play` needs: the small model and the environment under every perturbation."""
+    return partial(_player, dataset, policy, verifier, candidates, log_probs)
+
+
+def as_rollouts(episodes: Sequence[Episode]) -> Rollouts:
+    """Kept episodes of the small model alone as the risk router's data."""
+    return Rollouts(
+        features=np.array([turn.features for episode in episodes for turn in episode.turns]),
+        episode=np.repeat(np.arange(len(episodes)), [len(episode.turns) for episode in episodes]),
+        failed=np.array([float(not episode.success) for episode in episodes]),
+        seed=np.array([episode.seed for episode in episodes]),
+    )
+
+
+def first_steps(rollouts: Rollouts) -> Rollouts:
+    """Each episode's first decision only: what a router of whole episodes sees."""
+    _, first = np.unique(rollouts.episode, return_index=True)
+    return replace(rollouts, features=rollouts.features[first], episode=rollouts.episode[first])
+
+
+def first_scores(features: np.ndarray) -> np.ndarray:
+    """The verifier's score of the action that the small model would take (n,), from feature rows (n, 15).
+
+    It is the best score, or lies below it by the (negative) margin.
+    """
+    scores: np.ndarray = features[:, BEST] + np.minimum(features[:, MARGIN], 0.0)
+    return scores
