@@ -15,14 +15,19 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import routewright
 from components.console import console_to, emit, stop_when_orphaned
 from routewright.errors import BadInput, StageFailed
 
+if TYPE_CHECKING:
+    from routewright.config import Profile
+    from routewright.step_router.profile import StepRouterProfile
+
+ROUTERS = ("search-router", "step-router")
 # A stage's own training checkpoints are for resuming, not for whoever reads the artifact.
 CHECKPOINTS = "checkpoint*"
 
@@ -82,6 +87,28 @@ def pool_digest(pool: str) -> str:
     return hashlib.sha256(json.dumps([digest_of(file) for file in sorted(files)]).encode()).hexdigest()
 
 
+def environment_digest(environment: str) -> str:
+    """What decides the content of a step router's tasks: the version of the package or the digest of the files."""
+    if environment == "textworld":
+        try:
+            return "textworld " + version("textworld")
+        except PackageNotFoundError:
+            raise BadInput(
+                "environment textworld: the package textworld is missing, install it with "
+                "pip install 'routewright[textworld]'"
+            ) from None
+    if environment == "shell":
+        from routewright.step_router.environments.shell_env import OWN_TASKS
+
+        return digest_of(OWN_TASKS)
+    if not Path(environment).exists():
+        raise BadInput(
+            f"environment '{environment}': expected textworld, shell, a .jsonl or .jsonl.gz file of problems, "
+            "or a folder of task folders"
+        )
+    return digest_of(Path(environment))
+
+
 def digest_of_code() -> str:
     """SHA-256 over the library's Python files: other code may give other results, so it must not reuse them."""
     digest = hashlib.sha256()
@@ -93,19 +120,27 @@ def digest_of_code() -> str:
 
 @contextlib.contextmanager
 def stage(
-    name: str, inputs: Mapping[str, Any], settings: Mapping[str, Any], output: Any, log: Any
+    name: str,
+    inputs: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    output: Any,
+    log: Any,
+    router: str = "search-router",
 ) -> Iterator[StageFolder]:
     """Run the body as stage ``name``; its files end up at ``output.path``, its console lines at ``log.path``.
 
     ``inputs`` are KFP artifacts by label. ``settings`` is all else that decides the result: the special keys ``pool``
-    (a pool name or file), ``profile`` (a name or file) and ``query_log`` (a file or "") count with their content.
-    On success the stage is marked finished and ``output.metadata["digest"]`` is set. The body's exception is reported
-    to the local runner and passes through.
+    (a pool name or file), ``environment`` (a name, file or folder), ``profile`` (a name or file of ``router``'s
+    profiles) and ``query_log`` (a file or "") count with their content. On success the stage is marked finished and
+    ``output.metadata["digest"]`` is set. The body's exception is reported to the local runner and passes through.
     """
     emit(stage=name, status="started")
     stop_when_orphaned()
     try:
-        key = stage_key(name, inputs, {label: content_of(label, value) for label, value in settings.items()})
+        if router not in ROUTERS:
+            raise BadInput(f"router '{router}': expected one of {', '.join(ROUTERS)}")
+        content = {label: content_of(label, value, router) for label, value in settings.items()}
+        key = stage_key(name, inputs, content)
         root = os.environ.get("ROUTEWRIGHT_WORK")
         folder = Path(root) / f"{name}-{key}" if root else Path(output.path)
         marker, kept_log = folder.with_name(folder.name + ".json"), folder.with_name(folder.name + ".log")
@@ -130,19 +165,32 @@ def stage(
         raise
 
 
-def content_of(label: str, value: Any) -> Any:
-    """What a setting stands for: a pool's, a profile's or a query log's content, otherwise the value itself."""
+def content_of(label: str, value: Any, router: str) -> Any:
+    """What a setting stands for: the content of a pool, environment, profile or query log, else the value itself."""
     if label == "pool":
         return pool_digest(value)
+    if label == "environment":
+        return environment_digest(value)
     if label == "profile":
-        from routewright.config import load_profile
-
-        return load_profile(value).model_dump(mode="json")
+        return profile_of(router, value).model_dump(mode="json")
     if label == "query_log" and value:
         if not Path(value).is_file():
             raise BadInput(f"query log {value}: no such file, expected JSON lines")
         return digest_of(Path(value))
     return value
+
+
+def profile_of(router: str, profile: str) -> Profile | StepRouterProfile:
+    """The profile of that name or file among the profiles of a router; BadInput for an unknown router too."""
+    if router == "search-router":
+        from routewright.config import load_profile
+
+        return load_profile(profile)
+    if router == "step-router":
+        from routewright.step_router.profile import load_step_profile
+
+        return load_step_profile(profile)
+    raise BadInput(f"router '{router}': expected one of {', '.join(ROUTERS)}")
 
 
 def publish(folder: Path, out: Path) -> None:

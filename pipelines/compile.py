@@ -7,8 +7,9 @@ from pathlib import Path
 from kfp import compiler
 
 from pipelines.search_router import search_router
+from pipelines.step_router import step_router
 
-PIPELINES = {"search-router": search_router}
+PIPELINES = {"search-router": search_router, "step-router": step_router}
 
 
 def compile_all(out: Path) -> list[Path]:

@@ -26,7 +26,7 @@ EMBEDDED_POOL = "aws-docs"
 
 app = typer.Typer(
     name="routewright",
-    help="Train small language models to route queries between agents, from outcomes.",
+    help="Train small language models to route queries and steps between agents, from outcomes.",
     epilog="Start with: [bold]routewright run search-router --pool aws-docs --out runs/search-router[/]",
     no_args_is_help=True,
     add_completion=False,
@@ -56,21 +56,74 @@ def options(
 
 @app.command()
 def run(
-    pipeline: Annotated[Literal["search-router"], typer.Argument(help="Which pipeline.")],
-    pool: PoolOption,
+    pipeline: Annotated[Literal["search-router", "step-router"], typer.Argument(help="Which pipeline.")],
     out: Annotated[Path, typer.Option(help="Where summary.json, report.html and all else go.", file_okay=False)],
+    pool: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|aws-docs", help="search-router: a pool.yaml, or the embedded pool."),
+    ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(
+            metavar="textworld|shell|PATH",
+            help="step-router: text games (unless given), shell tasks, a .jsonl(.gz) of problems, or a task folder.",
+        ),
+    ] = None,
     profile: Annotated[str, typer.Option(help="smoke, laptop, gpu, or a profile file.")] = "laptop",
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0,
-    query_log: Annotated[Path | None, typer.Option(metavar="FILE", help="A query log to learn from too.")] = None,
+    query_log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="search-router: a query log to learn from too.")
+    ] = None,
 ) -> None:
     """Run a pipeline on this machine. Repeated with the same --out, it continues where it was stopped."""
     from rich.console import Console
     from rich.markup import escape
 
+    arguments: dict[str, str | int]
+    if pipeline == "search-router":
+        arguments = search_arguments(pool, environment, profile, seed, query_log)
+    else:
+        arguments = step_arguments(pool, environment, profile, seed, query_log)
     # Fixed to this stdout: the runner puts another in its place while KFP talks.
     console = Console(file=sys.stdout)
-    chosen = f"pool [cyan]{escape(pool)}[/] · profile [cyan]{escape(profile)}[/] · seed [cyan]{seed}[/]"
+    chosen = " · ".join(f"{name} [cyan]{escape(str(value))}[/]" for name, value in arguments.items() if value != "")
     console.print(f"[bold]{pipeline}[/]  {chosen}", highlight=False)
+
+    from pipelines.compile import PIPELINES
+    from pipelines.run_local import publish_results, run_local
+    from routewright.evaluation.summary import Summary, rich_table
+
+    folders = run_local(PIPELINES[pipeline], pipeline, arguments, out, console)
+    summary = publish_results(folders, out)
+    console.print(rich_table(Summary.model_validate(summary)))
+    report, model = escape(str(out / "report.html")), out / "model"
+    console.print(f"[bold]{report}[/] shows it all; [bold]make ui[/] opens the tracked runs.", highlight=False)
+    if pipeline == "search-router":
+        trial = f'routewright route "a question" --pool {pool} --model {model}'
+        console.print(f"Try it: {escape(trial)}", highlight=False)
+    else:
+        console.print("In your agent's loop:")
+        console.print(agent_loop(model), markup=False, highlight=False, soft_wrap=True)
+
+
+def agent_loop(model: Path) -> str:
+    """What an agent has to say to ask a trained step router before each step."""
+    return f"""\
+    from routewright.step_router.client import StepRouter
+    router = StepRouter.load({str(model)!r})
+    episode = router.episode(objective)
+    decision = episode.decide(observation, candidates)  # on every step, the small model's own action first
+    action = episode.acted(llm(observation) if decision.escalate else decision.take)"""
+
+
+def search_arguments(
+    pool: str | None, environment: str | None, profile: str, seed: int, query_log: Path | None
+) -> dict[str, str | int]:
+    """The search router's pipeline arguments; BadInput where an option is missing, another router's or faulty."""
+    if environment is not None:
+        raise BadInput(f"--environment {environment}: only step-router has an environment, search-router takes --pool")
+    if pool is None:
+        raise BadInput(f"--pool: missing, search-router expects a pool file or {EMBEDDED_POOL}")
     from routewright.config import load_profile
 
     load_profile(profile)
@@ -80,19 +133,32 @@ def run(
         load_pool(Path(pool))
     if query_log is not None and not query_log.is_file():
         raise BadInput(f"--query-log {query_log}: no such file, expected JSON lines")
+    return {"pool": pool, "profile": profile, "seed": seed, "query_log": str(query_log or "")}
 
-    from pipelines.run_local import publish_results, run_local
-    from pipelines.search_router import search_router
-    from routewright.evaluation.summary import Summary, rich_table
 
-    arguments = {"pool": pool, "profile": profile, "seed": seed, "query_log": str(query_log or "")}
-    folders = run_local(search_router, pipeline, arguments, out, console)
-    summary = publish_results(folders, out)
-    console.print(rich_table(Summary.model_validate(summary)))
-    report = escape(str(out / "report.html"))
-    console.print(f"[bold]{report}[/] shows it all; [bold]make ui[/] opens the tracked runs.", highlight=False)
-    model = escape(str(out / "model"))
-    console.print(f"Try it: routewright route \"a question\" --pool {escape(pool)} --model {model}", highlight=False)
+def step_arguments(
+    pool: str | None, environment: str | None, profile: str, seed: int, query_log: Path | None
+) -> dict[str, str | int]:
+    """The step router's pipeline arguments; BadInput where an option is another router's or faulty."""
+    if pool is not None:
+        raise BadInput(f"--pool {pool}: only search-router has a pool, step-router takes --environment")
+    if query_log is not None:
+        raise BadInput(f"--query-log {query_log}: only search-router learns from a query log")
+    from components.stage import environment_digest
+    from routewright.step_router.profile import load_step_profile
+
+    load_step_profile(profile)
+    chosen = environment or "textworld"
+    environment_digest(chosen)
+    if chosen not in ("textworld", "shell"):
+        from routewright.step_router.environments.code_env import load_problems
+        from routewright.step_router.environments.shell_env import load_tasks
+
+        if Path(chosen).is_dir():
+            load_tasks(Path(chosen))
+        else:
+            load_problems(Path(chosen))
+    return {"environment": chosen, "profile": profile, "seed": seed}
 
 
 @app.command(name="compile")

@@ -11,24 +11,39 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from routewright.errors import BadInput
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+    from mlflow.types import Schema
 
-    from routewright.config import Profile
+    from routewright.config import BackboneSection
 
 LOCAL_STORE = Path("runs")
 PARENT = "ROUTEWRIGHT_PARENT_RUN"
 CONNECT_SECONDS = 5
+
+
+class TrainedProfile(Protocol):
+    """What a run records of a profile, whichever router it trains."""
+
+    @property
+    def digest(self) -> str:
+        """The config hash."""
+
+    @property
+    def backbone(self) -> BackboneSection:
+        """Where the base model's weights come from."""
 
 
 def tracking_uri() -> str:
@@ -134,10 +149,17 @@ def pipeline_run(pipeline: str, key: str, params: Mapping[str, Any]) -> Iterator
 
 
 @contextlib.contextmanager
-def stage_run(stage: str, key: str, params: Mapping[str, Any], profile: Profile | None = None) -> Iterator[bool]:
+def stage_run(
+    stage: str,
+    key: str,
+    params: Mapping[str, Any],
+    profile: TrainedProfile | None = None,
+    pipeline: str = "search-router",
+) -> Iterator[bool]:
     """The run of one stage, nested in the parent; yields False if an earlier attempt already recorded all of it.
 
-    Ends the run FINISHED or FAILED, except one that KFP opened (``MLFLOW_RUN_ID``).
+    Without a parent the run goes to the experiment of the ``pipeline``. Ends the run FINISHED or FAILED, except
+    one that KFP opened (``MLFLOW_RUN_ID``).
     """
     connect()
     import mlflow
@@ -154,7 +176,7 @@ def stage_run(stage: str, key: str, params: Mapping[str, Any], profile: Profile 
         experiment = mlflow.get_run(parent).info.experiment_id
         inside = f" and tags.`mlflow.parentRunId` = '{parent}'"
     else:
-        experiment, inside = experiment_id("search-router"), ""
+        experiment, inside = experiment_id(pipeline), ""
     same = f"tags.`routewright.key` = '{key}' and tags.`routewright.stage` = '{stage}'"
     found = earlier_run(experiment, same + inside)
     if found and found.info.status == "FINISHED":
@@ -193,7 +215,7 @@ def earlier_run(experiment: str, condition: str) -> Run | None:
     return runs[0] if runs else None
 
 
-def lineage(profile: Profile | None = None) -> dict[str, str]:
+def lineage(profile: TrainedProfile | None = None) -> dict[str, str]:
     """Git SHA of the code, the image that runs, the config's hash and the base model with its revision, as tags.
 
     An image carries its SHA in ``ROUTEWRIGHT_GIT_SHA``, and pipelines state the image they were compiled for in
@@ -315,18 +337,44 @@ def log_search_model(folder: Path, name: str) -> None:
     The files are logged as they are; the ``python_function`` flavour loads them through
     ``routewright.search_router.pyfunc``, so that nothing is pickled.
     """
-    import mlflow
-    from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
 
     inputs = Schema([ColSpec(DataType.string, "query"), ColSpec(DataType.string, "reference_date", required=False)])
     outputs = Schema([ColSpec(DataType.string, "decision")])
+    log_model(folder, name, "routewright.search_router.pyfunc", inputs, outputs)
+
+
+def log_risk_model(folder: Path, name: str) -> None:
+    """Log a risk router as an MLflow model with its signature (the 15 features as doubles -> risk, escalate).
+
+    Only the router's own two files of the calibrate stage's folder are logged, and nothing is pickled.
+    """
+    from mlflow.types import ColSpec, DataType, Schema
+
+    from routewright.step_router.features import NAMES
+    from routewright.step_router.risk import DESCRIPTION, WEIGHTS
+
+    inputs = Schema([ColSpec(DataType.double, feature) for feature in NAMES])
+    outputs = Schema([ColSpec(DataType.double, "risk"), ColSpec(DataType.boolean, "escalate")])
+    with tempfile.TemporaryDirectory() as temporary:
+        alone = Path(temporary) / name
+        alone.mkdir()
+        for file in (DESCRIPTION, WEIGHTS):
+            shutil.copyfile(folder / file, alone / file)
+        log_model(alone, name, "routewright.step_router.pyfunc", inputs, outputs)
+
+
+def log_model(folder: Path, name: str, loader_module: str, inputs: Schema, outputs: Schema) -> None:
+    """Log the files of a folder as an MLflow model that ``loader_module`` loads."""
+    import mlflow
+    from mlflow.models import ModelSignature
+
     with warnings.catch_warnings():
-        # An input example would make MLflow load the model to try it; the signature is stated above.
+        # An input example would make MLflow load the model to try it; the signature is stated by the caller.
         warnings.simplefilter("ignore", UserWarning)
         mlflow.pyfunc.log_model(
             name=name,
-            loader_module="routewright.search_router.pyfunc",
+            loader_module=loader_module,
             data_path=str(folder),
             signature=ModelSignature(inputs=inputs, outputs=outputs),
             pip_requirements=["routewright"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from routewright.search_router.decision import Decision
 
 ROOT = Path(__file__).parents[1]
 RUN = ["run", "search-router", "--profile", "smoke", "--out", "out"]
+STEP = ["run", "step-router", "--profile", "smoke", "--out", "out"]
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -53,6 +55,12 @@ def test_version(monkeypatch, capsys) -> None:
         ([*RUN, "--pool", "nowhere.yaml"], "nowhere.yaml"),
         (["run", "search-router", "--pool", "aws-docs", "--profile", "huge", "--out", "out"], "profile 'huge'"),
         ([*RUN, "--pool", "aws-docs", "--query-log", "no.jsonl"], "--query-log no.jsonl: no such file"),
+        (RUN, "--pool: missing, search-router expects a pool file or aws-docs"),
+        ([*RUN, "--pool", "aws-docs", "--environment", "shell"], "--environment shell: only step-router has"),
+        ([*STEP, "--pool", "aws-docs"], "--pool aws-docs: only search-router has a pool"),
+        ([*STEP, "--query-log", "log.jsonl"], "--query-log log.jsonl: only search-router learns from a query log"),
+        ([*STEP, "--environment", "chess"], "environment 'chess': expected textworld, shell"),
+        (["run", "step-router", "--profile", "huge", "--out", "out"], "profile 'huge' does not exist: expected one of gpu"),
         (["route", " ", "--pool", "aws-docs", "--model", "m"], "QUERY: the query is empty"),
         (["route", "q", "--pool", "p", "--model", "m", "--reference-date", "31.5.2024"], "--reference-date 31.5.2024"),
         (["pool", "check", "nowhere.yaml"], "nowhere.yaml"),
@@ -66,6 +74,54 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_environment_is_read_before_anything_is_written(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "problems.jsonl").write_text('{"task_id": "a/1"}\n')
+    (tmp_path / "tasks" / "empty").mkdir(parents=True)
+    for environment, sentence in (("problems.jsonl", "problems.jsonl, line 1"), ("tasks", "expected a task folder")):
+        assert call(monkeypatch, *STEP, "--environment", environment) == 2
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_step_run_shows_its_rows_and_where_its_router_is(tmp_path, monkeypatch, capsys) -> None:
+    ran = {}
+
+    def run_local(pipeline, name, arguments, out, console):
+        ran.update(name=name, arguments=arguments)
+        return {}
+
+    estimate = {"mean": 0.875, "low": 0.5, "high": 1.0, "n": 8}
+    rows = [{"name": name, "metrics": {"success": estimate, "escalation": estimate}} for name in ("slm", "risk")]
+    summary = {"pipeline": "step-router", "profile": "smoke", "seed": 3, "wall_s": 1.0, "rows": rows}
+    monkeypatch.setattr("pipelines.run_local.run_local", run_local)
+    monkeypatch.setattr("pipelines.run_local.publish_results", lambda folders, out: summary)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(sys, "argv", ["routewright", *STEP, "--environment", "shell", "--seed", "3"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert not stopped.value.code
+    assert ran == {"name": "step-router", "arguments": {"environment": "shell", "profile": "smoke", "seed": 3}}
+    shown = capsys.readouterr().out
+    for part in ("environment shell", "0.875", "risk", "out/report.html", "StepRouter.load('out/model')"):
+        assert part in shown
+
+
+def test_the_lines_for_an_agent_work(tmp_path) -> None:
+    from routewright.step_router.features import Candidate
+    from routewright.step_router.risk import RiskModel, RiskSettings, save_risk
+
+    model = RiskModel()
+    model.evidence.fill_(1.0)
+    facts = {"thresholds": {"bayes": None}, "operating": "bayes", "c_slm": 1.0, "c_llm": 50.0, "max_steps": 10}
+    save_risk(model, tmp_path / "model", RiskSettings(), facts)
+    candidates = [Candidate("open door", verifier_score=0.5)]
+    names = {"objective": "leave", "observation": "a door", "candidates": candidates, "llm": lambda shown: "go " + shown}
+    exec(textwrap.dedent(cli.agent_loop(tmp_path / "model")), names)
+    assert names["action"] == "go a door", "without a threshold every step goes to the LLM"
 
 
 def test_an_unknown_pipeline_or_option_is_a_usage_error(monkeypatch, capsys) -> None:

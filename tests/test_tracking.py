@@ -114,6 +114,42 @@ def test_the_logged_model_has_a_signature_and_loads_without_pickle(client, tmp_p
     assert answers[1]["agents"] == [f"b {date.today()}"]
 
 
+def test_the_logged_risk_router_has_a_signature_and_answers_as_the_model_does(client, tmp_path) -> None:
+    import mlflow
+    import numpy as np
+    import pandas as pd
+
+    from routewright.step_router.features import NAMES
+    from routewright.step_router.profile import load_step_profile
+    from routewright.step_router.risk import EVIDENCE, RiskModel, RiskSettings, save_risk
+
+    rows = np.random.default_rng(0).normal(size=(6, len(NAMES)))
+    rows[:, EVIDENCE] = 0.0
+    model, folder, profile = RiskModel().eval(), tmp_path / "router", load_step_profile("smoke")
+    model.standardise(rows)
+    facts = {"thresholds": {"bayes": 0.5}, "operating": "bayes", "c_slm": 1.0, "c_llm": 50.0, "max_steps": 10}
+    save_risk(model, folder, RiskSettings(), facts)
+    (folder / "rollouts.jsonl").write_text("large")
+    with tracking.stage_run("calibrate", "key-risk", PARAMS, profile, "step-router"):
+        tracking.log_risk_model(folder, "step-router")
+    (run,) = client.search_runs([tracking.experiment_id("step-router")], "tags.`routewright.key` = 'key-risk'")
+    assert run.data.tags["config_hash"] == profile.digest
+    assert run.data.tags["base_model"] == f"architecture: {profile.backbone.name}"
+    (logged,) = mlflow.search_logged_models([tracking.experiment_id("step-router")], output_format="list")
+    signature = mlflow.models.get_model_info(logged.model_uri).signature
+    assert signature.inputs.input_names() == list(NAMES)
+    assert {str(kind) for kind in signature.inputs.input_types()} == {"DataType.double"}
+    assert signature.outputs.input_names() == ["risk", "escalate"]
+    local = Path(mlflow.artifacts.download_artifacts(logged.model_uri))
+    files = {file.name for file in local.rglob("*") if file.is_file()}
+    assert {"risk.json", "model.safetensors"} <= files
+    assert not {"rollouts.jsonl"} & files
+    assert not [name for name in files if name.endswith((".pkl", ".pickle", ".bin"))]
+    answer = mlflow.pyfunc.load_model(logged.model_uri).predict(pd.DataFrame(rows, columns=list(NAMES)))
+    assert answer["risk"].tolist() == model.risks(rows).tolist()
+    assert answer["escalate"].tolist() == (model.risks(rows) > 0.5).tolist()
+
+
 def test_a_failed_stage_is_marked_failed_and_a_retry_continues_its_run(client) -> None:
     with pytest.raises(ZeroDivisionError), tracking.stage_run("rl", "key-3", PARAMS):
         raise ZeroDivisionError

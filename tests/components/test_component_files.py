@@ -34,7 +34,9 @@ def top_level_imports(source: str) -> set[str]:
 
 
 def test_there_is_a_component_for_every_stage() -> None:
-    assert {folder.name for folder in FOLDERS} >= {"fetch_dataset", "synthesize", "sft", "rl", "evaluate"}
+    search = {"fetch_dataset", "synthesize", "sft", "rl", "evaluate"}
+    step = {"distill_bc", "verifier", "distill_dpo", "calibrate", "evaluate_step_router"}
+    assert {folder.name for folder in FOLDERS} >= search | step
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -65,8 +67,10 @@ def test_metadata_says_what_the_component_is(folder: Path) -> None:
     for name in [*(spec.inputs or {}), *spec.outputs]:
         assert f"{name}: " in documented
     assert (folder / "README.md").read_text().startswith(f"# {metadata['name']}\n")
-    module, _, function = metadata["function"].rpartition(".")
-    assert f"from {module} import {function}" in (folder / "component.py").read_text()
+    functions = metadata["function"]
+    for path in functions.values() if isinstance(functions, dict) else [functions]:
+        module, _, function = path.rpartition(".")
+        assert f"from {module} import {function}" in (folder / "component.py").read_text()
 
 
 def test_only_digests_name_an_image() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from components import stage as stage_module
-from components.stage import digest_of, pool_digest, stage, stage_key
+from components.stage import content_of, digest_of, environment_digest, pool_digest, profile_of, stage, stage_key
 from routewright.errors import BadInput
+from routewright.step_router.profile import PROFILES
 
 
 def artifact(path: Path, **metadata: Any) -> SimpleNamespace:
@@ -98,3 +101,55 @@ def test_a_query_log_that_is_not_there_is_bad_input(work: Path) -> None:
         "toy", {}, {"query_log": "nowhere.jsonl"}, output, log
     ):
         pass
+
+
+def test_an_environment_counts_with_its_package_or_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_module, "version", lambda package: {"textworld": "1.7.0"}[package])
+    assert environment_digest("textworld") == "textworld 1.7.0"
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("{}\n")
+    before = environment_digest(str(problems))
+    assert before == content_of("environment", str(problems), "step-router") == environment_digest(str(problems))
+    problems.write_text("{}\n{}\n")
+    assert environment_digest(str(problems)) != before
+    task = tmp_path / "tasks" / "one"
+    task.mkdir(parents=True)
+    (task / "instruction.md").write_text("Sort the file.")
+    before = environment_digest(str(tmp_path / "tasks"))
+    (task / "instruction.md").write_text("Sort the files.")
+    assert environment_digest(str(tmp_path / "tasks")) != before
+
+
+def test_the_own_shell_tasks_count_with_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "task.toml").write_text("")
+    monkeypatch.setattr("routewright.step_router.environments.shell_env.OWN_TASKS", tmp_path)
+    before = environment_digest("shell")
+    (tmp_path / "task.toml").write_text("version = 1")
+    assert environment_digest("shell") != before
+
+
+def test_an_environment_that_is_not_there_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match=r"environment 'chess': expected textworld, shell, a \.jsonl"):
+        environment_digest("chess")
+
+    def missing(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(stage_module, "version", missing)
+    with pytest.raises(BadInput, match=r"install it with pip install 'routewright\[textworld\]'"):
+        environment_digest("textworld")
+
+
+def test_a_profile_counts_with_its_content_among_its_router_s_profiles(tmp_path: Path) -> None:
+    assert type(profile_of("search-router", "smoke")).__name__ == "Profile"
+    step = content_of("profile", "smoke", "step-router")
+    assert "dpo" in step
+    content = yaml.safe_load((PROFILES / "smoke.yaml").read_text())
+    mine = tmp_path / "smoke.yaml"
+    mine.write_text(yaml.safe_dump(content))
+    assert content_of("profile", str(mine), "step-router") == step, "by content, wherever the file lies"
+    content["bc"]["lr"] = 0.5
+    mine.write_text(yaml.safe_dump(content))
+    assert content_of("profile", str(mine), "step-router") != step
+    with pytest.raises(BadInput, match="router 'chess-router': expected one of search-router, step-router"):
+        profile_of("chess-router", "smoke")

@@ -70,7 +70,7 @@ def test_the_loop_check_sees_what_it_forbids(tmp_path: Path) -> None:
     assert found.endswith(": number.Output")
 
 
-def test_the_pipeline_chains_its_stages() -> None:
+def test_the_search_pipeline_chains_its_stages() -> None:
     tasks = load(COMPILED / "search-router.yaml")["root"]["dag"]["tasks"]
     needs = {name: sorted(task.get("dependentTasks", [])) for name, task in tasks.items()}
     assert needs == {
@@ -80,6 +80,44 @@ def test_the_pipeline_chains_its_stages() -> None:
         "rl": ["fetch-dataset", "sft", "synthesize"],
         "evaluate": ["fetch-dataset", "rl", "sft", "synthesize"],
     }
+
+
+def test_the_step_pipeline_chains_its_stages() -> None:
+    root = load(COMPILED / "step-router.yaml")["root"]
+    parameters = root["inputDefinitions"]["parameters"]
+    assert {name: kind["parameterType"] for name, kind in parameters.items()} == {
+        "environment": "STRING", "profile": "STRING", "seed": "NUMBER_INTEGER"
+    }  # fmt: skip
+    tasks = root["dag"]["tasks"]
+    sources = {name: artifact_sources(task) for name, task in tasks.items()}
+    data = {"dataset": "fetch-dataset.dataset"}
+    taught = {**data, "examples": "synthesize.examples"}
+    bc, scores, policy = "distill-bc.model", "verifier.model", "distill-dpo.model"
+    assert sources == {
+        "fetch-dataset": {},
+        "synthesize": data,
+        "distill-bc": taught,
+        "verifier": {**taught, "bc": bc},
+        "distill-dpo": {**taught, "bc": bc, "verifier": scores},
+        "calibrate": {**data, "policy": policy, "verifier": scores},
+        "evaluate-step-router": {**data, "policy": policy, "verifier": scores, "router": "calibrate.router"},
+    }
+    for name, task in tasks.items():
+        given = task["inputs"]["parameters"]
+        assert given["profile"] == {"componentInputParameter": "profile"}
+        if name == "fetch-dataset":
+            assert given["environment"] == {"componentInputParameter": "environment"}
+        else:
+            assert given["seed"] == {"componentInputParameter": "seed"}
+        if name in ("fetch-dataset", "synthesize"):
+            assert given["router"] == {"runtimeValue": {"constant": "step-router"}}
+
+
+def artifact_sources(task: dict[str, Any]) -> dict[str, str]:
+    """Where a task's input artifacts come from: {input: "task.output"}."""
+    given = task["inputs"].get("artifacts", {})
+    outputs = {name: source["taskOutputArtifact"] for name, source in given.items()}
+    return {name: f"{output['producerTask']}.{output['outputArtifactKey']}" for name, output in outputs.items()}
 
 
 def load(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -81,3 +82,21 @@ def test_an_output_folder_that_is_a_file_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot write there"), locked(tmp_path / "file"):
         pass
+
+
+@pytest.mark.parametrize("stage", ["rl", "calibrate"])
+def test_the_trained_router_is_linked_as_model(tmp_path: Path, stage: str) -> None:
+    folders = {name: tmp_path / "stages" / f"{name}-0" for name in ("synthesize", stage, "evaluate")}
+    for seconds, folder in enumerate(folders.values()):
+        folder.mkdir(parents=True)
+        folder.with_name(folder.name + ".json").write_text(json.dumps({"seconds": seconds}))
+    (folders[stage] / "weights").write_text("0")
+    (folders["evaluate"] / "report.html").write_text("report")
+    (folders["evaluate"] / "summary.json").write_text(json.dumps({"wall_s": 0, "artifacts": {}}))
+    for _ in range(2):
+        summary = publish_results(folders, tmp_path)
+    assert (tmp_path / "model" / "weights").read_text() == "0"
+    assert summary["artifacts"] == {
+        **{name: f"stages/{name}-0" for name in folders}, "report": "report.html", "model": "model"
+    }  # fmt: skip
+    assert summary["wall_s"] == 3

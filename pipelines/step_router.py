@@ -1,0 +1,42 @@
+"""The pipeline that distils a small policy and trains and judges the router that escalates its risky steps."""
+
+from kfp import dsl
+
+from components.calibrate.component import calibrate
+from components.distill_bc.component import distill_bc
+from components.distill_dpo.component import distill_dpo
+from components.evaluate_step_router.component import evaluate_step_router
+from components.fetch_dataset.component import fetch_dataset
+from components.image import IMAGE
+from components.synthesize.component import synthesize
+from components.verifier.component import verifier
+
+ROUTER = "step-router"
+
+
+@dsl.pipeline(
+    name="step-router", description="Distil a small policy, train the router that escalates, compare it with other rules."
+)
+def step_router(environment: str, profile: str, seed: int = 0) -> None:
+    """fetch-dataset → synthesize → distill-bc → verifier → distill-dpo → calibrate → evaluate.
+
+    Args:
+        environment: "textworld", "shell", or the path of a .jsonl(.gz) of problems or of a folder of task folders.
+        profile: smoke, laptop, gpu, or the path of a profile file.
+        seed: Seed of all random choices.
+    """
+    fetched = fetch_dataset(router=ROUTER, environment=environment, profile=profile)
+    dataset = fetched.outputs["dataset"]
+    made = synthesize(router=ROUTER, dataset=dataset, profile=profile, seed=seed)
+    data = {"dataset": dataset, "examples": made.outputs["examples"]}
+    cloned = distill_bc(**data, profile=profile, seed=seed)
+    bc = cloned.outputs["model"]
+    checked = verifier(**data, bc=bc, profile=profile, seed=seed)
+    scores = checked.outputs["model"]
+    distilled = distill_dpo(**data, bc=bc, verifier=scores, profile=profile, seed=seed)
+    small = {"dataset": dataset, "policy": distilled.outputs["model"], "verifier": scores}
+    calibrated = calibrate(**small, profile=profile, seed=seed)
+    judged = evaluate_step_router(**small, router=calibrated.outputs["router"], profile=profile, seed=seed)
+    for task in (fetched, made, cloned, checked, distilled, calibrated, judged):
+        # What ran is part of a result's lineage; an image cannot know its own digest.
+        task.set_env_variable("ROUTEWRIGHT_IMAGE", IMAGE)
