@@ -18,7 +18,7 @@ from sklearn.metrics import roc_curve
 
 from routewright.step_router.dataset import read_tasks
 from routewright.step_router.episodes import Episode, Rule, play
-from routewright.step_router.escalation import ALWAYS, NEVER, Risk
+from routewright.step_router.escalation import ALWAYS, NEVER, Risk, handover
 from routewright.step_router.escalation import random as at_random
 from routewright.step_router.perturbations import perturbation_seeds
 from routewright.step_router.profile import StepRouterProfile
@@ -32,7 +32,7 @@ from routewright.step_router.risk import (
     save_risk,
     stack,
 )
-from routewright.step_router.rollouts import as_rollouts, first_steps, player
+from routewright.step_router.rollouts import as_rollouts, continuations, first_steps, player
 from routewright.step_router.thresholds import (
     bayes_threshold,
     better_threshold,
@@ -118,8 +118,13 @@ def _one_policy(
     work = out / "episodes" / name
     told = alone("slm", work / "router", make, tasks["router"], seeds, profile.workers)
     untold = alone("slm", work / "router-without-logprobs", silent, tasks["router"], seeds[:1], profile.workers)
+    # A router that saw only the small model alone takes every step after a rescue for as hopeless as before it.
+    begun = play(
+        make, [Rule("handover", handover, 0.5, keep=True)], tasks["router"], seeds, work / "handover", profile.workers,
+        "small model after the LLM",
+    )  # fmt: skip
     held_out = held_out_tasks(tasks["router"], seed)
-    parts = [_split(episodes, held_out) for episodes in (told, untold)]
+    parts = [_split(episodes, held_out) for episodes in (told, untold, continuations(begun))]
     train, holdout = (stack([as_rollouts(part[i]) for part in parts]) for i in (0, 1))
     model, history = fit(train, holdout, settings, seed)
 

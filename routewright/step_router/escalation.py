@@ -83,6 +83,15 @@ def repeat(decision: Decision) -> float:
     return float(decision.features[REPEATS])
 
 
+def handover(decision: Decision) -> float:
+    """1 in the first few steps of an episode, then 0: how many, 1 to 6, is hashed from task and seed.
+
+    No router: with a threshold of 0.5 the LLM begins and the small model goes on alone, which shows how it does from states
+    that an escalation leads to.
+    """
+    return float(decision.context.step < Random(f"handover/{decision.task}/{decision.seed}").randint(1, 6))
+
+
 @dataclass(frozen=True)
 class Risk:
     """P(the small model alone fails this episode), from the features of this step, [0, 1].

@@ -19,7 +19,7 @@ from routewright.step_router.risk import Rollouts
 from routewright.step_router.situations import Proposer, Situation
 from routewright.step_router.taught import taught_environment
 
-BEST, MARGIN = NAMES.index("verifier_best"), NAMES.index("verifier_margin")
+BEST, MARGIN, STEP = NAMES.index("verifier_best"), NAMES.index("verifier_margin"), NAMES.index("step")
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,26 @@ def as_rollouts(episodes: Sequence[Episode]) -> Rollouts:
     )
 
 
+def continuations(episodes: Sequence[Episode]) -> list[Episode]:
+    """Each episode with its turns after the last one of the LLM, from where the small model was alone; others left out."""
+    kept = []
+    for episode in episodes:
+        last = max((number for number, turn in enumerate(episode.turns) if turn.by == "llm"), default=-1)
+        if episode.turns[last + 1 :]:
+            kept.append(replace(episode, turns=episode.turns[last + 1 :]))
+    return kept
+
+
 def first_steps(rollouts: Rollouts) -> Rollouts:
-    """Each episode's first decision only: what a router of whole episodes sees."""
-    _, first = np.unique(rollouts.episode, return_index=True)
-    return replace(rollouts, features=rollouts.features[first], episode=rollouts.episode[first])
+    """The first decision of each episode that is told from its beginning: what a router of whole episodes sees."""
+    first = np.flatnonzero(rollouts.features[:, STEP] == 0)
+    whole = rollouts.episode[first]
+    return Rollouts(
+        features=rollouts.features[first],
+        episode=np.arange(len(first)),
+        failed=rollouts.failed[whole],
+        seed=rollouts.seed[whole],
+    )
 
 
 def first_scores(features: np.ndarray) -> np.ndarray:

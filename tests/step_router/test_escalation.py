@@ -81,3 +81,13 @@ def test_risks_are_the_same_bits_whatever_else_is_asked(model: RiskModel) -> Non
 def test_signals_travel_to_other_processes(model: RiskModel) -> None:
     for signal in (escalation.random, escalation.time, Risk(model), QueryLevel(model)):
         assert pickle.loads(pickle.dumps(signal))(decided()) == signal(decided())
+
+
+def test_handover_is_the_llm_s_for_one_to_six_steps() -> None:
+    lengths = []
+    for seed in range(200):
+        said = [escalation.handover(decided(step=step, seed=seed)) for step in range(9)]
+        assert said == sorted(said, reverse=True), "once handed over, it stays so"
+        lengths.append(sum(said))
+    assert set(lengths) == {1, 2, 3, 4, 5, 6}
+    assert escalation.handover(decided(step=3, seed=5)) == escalation.handover(decided(step=3, seed=5))
