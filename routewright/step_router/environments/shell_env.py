@@ -2,8 +2,10 @@
 
 A task folder holds ``task.toml`` and ``instruction.md``, or ``task.yaml`` with a field ``instruction``; ``tests/`` with
 ``test_outputs.py`` (functions ``test_*`` without arguments, standard library only) or ``test.sh`` (exit code 0 is
-success); a reference solution ``solution.sh`` or ``solution/solve.sh``; and its files: a Dockerfile that only copies,
-or ``setup.py``, which makes them from a seed. Commands and checkers run in the sandbox.
+success); a reference solution ``solution.sh`` or ``solution/solve.sh``; and its files: a Dockerfile, an image's name in
+``task.toml`` (``environment.docker_image``) or ``docker-compose.yaml``, or ``setup.py``, which makes them from a seed.
+A task with a Dockerfile or an image runs in a container where a Docker engine answers (there a ``test.sh`` may also
+write 1 to /logs/verifier/reward.txt); elsewhere, and without one, all runs in the sandbox, and a Dockerfile may only copy.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import yaml
 
 from routewright.errors import BadInput
 from routewright.sandbox import HOME, MAX_COMMAND, Limits, Sandbox
+from routewright.step_router.environments.container import Container, engine_answers
 from routewright.step_router.environments.protocol import Observation, Outcome
 
 SUBMIT = "submit"  # the action that ends an episode and has the result checked
@@ -52,11 +55,21 @@ for check in checks:
 sys.stdout.flush()
 os._exit(int(failed))
 """
+# Terminal-Bench 2 tells the result by a file, not by the exit code.
+VERIFIER = """\
+rm -rf /logs/verifier; mkdir -p /logs/verifier
+bash /tests/test.sh
+code=$?
+case "$(cat /logs/verifier/reward.txt 2>/dev/null)" in "") exit $code;; 1|1.0) exit 0;; *) exit 1;; esac
+"""
 
 
 @dataclass(frozen=True)
 class ShellTask:
-    """One task. ``setup`` and ``checks`` are Python sources ("" for none); ``files`` maps places in /app to sources."""
+    """One task. ``setup`` and ``checks`` are Python sources ("" for none); ``files`` maps places in /app to sources.
+
+    ``image``: the Dockerfile or the name of the image that it runs in; None for the sandbox.
+    """
 
     name: str
     folder: Path
@@ -65,10 +78,11 @@ class ShellTask:
     setup: str
     checks: str
     files: tuple[tuple[str, Path], ...]
+    image: str | Path | None
 
 
 def load_task(folder: Path) -> ShellTask:
-    """Read a task folder; BadInput names what is missing or what only Docker could do."""
+    """Read a task folder; BadInput names what is missing, or what only Docker could do where no engine answers."""
     if (folder / "task.toml").is_file():
         description, told = _parsed(folder / "task.toml"), folder / "instruction.md"
         instruction = told.read_text() if told.is_file() else str(description.get("instruction") or "")
@@ -91,12 +105,12 @@ def load_task(folder: Path) -> ShellTask:
     if len(json.dumps([setup, checks])) > MAX_COMMAND - 1_000:
         raise BadInput(f"{folder}: setup.py and test_outputs.py are too long, expected less than {MAX_COMMAND} characters")
     files: list[tuple[str, Path]] = []
-    if not setup:
-        for dockerfile in (folder / "environment" / "Dockerfile", folder / "Dockerfile"):
-            if dockerfile.is_file():
-                files = _copied(dockerfile)
-                break
-    return ShellTask(folder.name, folder, instruction.strip(), commands, setup, checks, tuple(files))
+    image = None if setup else _image(folder, description)
+    if image is not None and not engine_answers():
+        if isinstance(image, str):
+            raise BadInput(f"{folder}: image {image!r} needs Docker, expected a Dockerfile that only copies")
+        files, image = _copied(image), None
+    return ShellTask(folder.name, folder, instruction.strip(), commands, setup, checks, tuple(files), image)
 
 
 def load_tasks(folder: Path = OWN_TASKS) -> list[ShellTask]:
@@ -121,6 +135,26 @@ def _parsed(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadInput(f"{path}: expected fields and values, got {type(value).__name__}")
     return value
+
+
+def _image(folder: Path, description: dict[str, Any]) -> str | Path | None:
+    """The image's name in task.toml, else the Dockerfile, else the image's name in docker-compose.yaml, else None."""
+    section = description.get("environment")
+    named = section.get("docker_image") if isinstance(section, dict) else None
+    if named is not None and (not isinstance(named, str) or not named):
+        raise BadInput(f"{folder / 'task.toml'}: field environment.docker_image: expected an image's name, got {named!r}")
+    places = (folder / "environment", folder)
+    tagged: str | None = None
+    for compose in (place / f"docker-compose.{ending}" for place in places for ending in ("yaml", "yml")):
+        if compose.is_file():
+            services = _parsed(compose).get("services")
+            service = list(services.values()) if isinstance(services, dict) else []
+            if len(service) != 1 or not isinstance(service[0], dict):
+                raise BadInput(f"{compose}: field services: expected one service, since a task runs in one container")
+            image = service[0].get("image")
+            tagged = image if isinstance(image, str) and "$" not in image else tagged  # a variable names what is built
+    dockerfiles = (place / "Dockerfile" for place in places)
+    return named or next((path for path in dockerfiles if path.is_file()), tagged)
 
 
 def _copied(dockerfile: Path) -> list[tuple[str, Path]]:
@@ -162,8 +196,8 @@ class ShellEnvironment:
         self._max_steps, self._limits = max_steps, limits
         self._outputs: dict[tuple[str, int, tuple[str, ...]], str] = {}
         self._verdicts: dict[tuple[str, int, tuple[str, ...]], bool] = {}
-        self._sandbox: Sandbox | None = None
-        self._lived: tuple[str, int, tuple[str, ...]] | None = None  # what has been run in the sandbox
+        self._sandbox: Sandbox | Container | None = None
+        self._lived: tuple[str, int, tuple[str, ...]] | None = None  # what has been run in it
         self._task: ShellTask | None = None
         self._seed, self._step, self._done = 0, 0, True
         self._commands: tuple[str, ...] = ()
@@ -201,7 +235,7 @@ class ShellEnvironment:
         return next((command for command in self._task.solution if command not in self._commands), SUBMIT)
 
     def close(self) -> None:
-        """Remove the episode's scratch folder."""
+        """Remove the episode's scratch folder or container."""
         if self._sandbox is not None:
             self._sandbox.close()
         self._sandbox, self._lived = None, None
@@ -221,8 +255,8 @@ class ShellEnvironment:
             self._live()
         return self._outputs[self._state]
 
-    def _live(self) -> Sandbox:
-        """A sandbox in the present state; continued where that is enough, else made anew."""
+    def _live(self) -> Sandbox | Container:
+        """A sandbox or container in the present state; continued where that is enough, else made anew."""
         name, seed, commands = self._state
         lived = self._lived
         if self._sandbox is None or lived is None or lived[:2] != (name, seed) or lived[2] != commands[: len(lived[2])]:
@@ -239,8 +273,10 @@ class ShellEnvironment:
         self._lived = self._state
         return self._sandbox
 
-    def _begin(self) -> Sandbox:
+    def _begin(self) -> Sandbox | Container:
         assert self._task is not None
+        if self._task.image is not None:
+            return Container(self._task.image, ["python3" if self._task.checks else "bash"])
         sandbox = Sandbox(self._limits)
         for place, source in self._task.files:
             sandbox.write(place, source.read_bytes(), source.stat().st_mode & 0o777)
@@ -255,12 +291,15 @@ class ShellEnvironment:
     def _check(self) -> bool:
         if self._state not in self._verdicts:
             assert self._task is not None
-            sandbox = self._live()
+            sandbox, tests = self._live(), {"/tests": self._task.folder / "tests"}
             if self._task.checks:
                 order = {"setup": self._task.setup, "tests": self._task.checks, "seed": self._seed}
-                result = sandbox.run(["python3", "-I", "-S", "-c", CHECKER, json.dumps(order)])
+                packages = () if isinstance(sandbox, Container) else ("-S",)  # an image's own may be used
+                result = sandbox.run(["python3", "-I", *packages, "-c", CHECKER, json.dumps(order)], readonly=tests)
+            elif isinstance(sandbox, Container):
+                result = sandbox.run(["bash", "-c", VERIFIER], readonly=tests)
             else:
-                result = sandbox.run(["/bin/bash", "/tests/test.sh"], readonly={"/tests": self._task.folder / "tests"})
+                result = sandbox.run(["/bin/bash", "/tests/test.sh"], readonly=tests)
             self._lived = None  # a checker may change what it looks at
             self._verdicts[self._state] = result.ok
         return self._verdicts[self._state]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from routewright.errors import BadInput
+from routewright.step_router.environments import shell_env
 from routewright.step_router.environments.protocol import Outcome
 from routewright.step_router.environments.shell_env import SUBMIT, ShellEnvironment, load_task, load_tasks
 
@@ -125,6 +126,12 @@ def test_checker_cannot_be_fooled_by_a_file_named_like_a_module(shell: ShellEnvi
     assert not shell.step(SUBMIT).success
 
 
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell_env, "engine_answers", lambda: False)
+
+
+@pytest.mark.usefixtures("no_engine")
 def test_terminal_bench_folders(tmp_path: Path) -> None:
     dockerfile = "FROM debian\n# files\nWORKDIR /app\nCOPY data.txt ./\nCOPY src /app/lib/\n"
     make(
@@ -149,6 +156,7 @@ def test_terminal_bench_folders(tmp_path: Path) -> None:
     environment.close()
 
 
+@pytest.mark.usefixtures("no_engine")
 def test_bad_folders(tmp_path: Path) -> None:
     good = {"task_dot_toml": 'version = "1.0"\n', "instruction_dot_md": "Do.\n", "tests__test_dot_sh": "true\n"}
     for name, changes, told in (
