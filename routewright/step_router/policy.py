@@ -301,7 +301,9 @@ def _load(folder: Path, kind: Any, what: str) -> tuple[Any, Reader]:
         raise BadInput(f"{what} {folder}: the tokenizer is missing, expected a folder written by its training stage")
     try:
         content = json.loads(description.read_text())
-        limit, known = int(content["limit"]), content["known_words"]
+        limit, known, stage = int(content["limit"]), content["known_words"], str(content["stage"])
+        if (stage == "verifier") != (what == "verifier"):  # the other kind's weights would load, with a random head
+            raise ValueError(f"it was written by the stage {stage}")
         model = kind.from_pretrained(folder, use_safetensors=True)
         reader = Reader(AutoTokenizer.from_pretrained(folder), limit, None if known is None else frozenset(known))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from routewright.step_router.environments.protocol import Observation
 from routewright.step_router.situations import Situation
 
-ACTIONS_SHOWN = 6  # the latest actions, with their number in the episode
+ACTIONS_SHOWN = 6  # the latest ones
 
 
 def prompt(situation: Situation) -> str:
@@ -27,8 +24,3 @@ def prompt(situation: Situation) -> str:
 def completion(action: str) -> str:
     """The action as it follows the prompt."""
     return f" {action}"
-
-
-def candidate_actions(observation: Observation, wanted: Sequence[str] = ()) -> list[str]:
-    """The shown actions and then those wanted that are not among them."""
-    return list(dict.fromkeys([*(observation.admissible or ()), *wanted]))

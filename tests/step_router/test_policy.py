@@ -286,3 +286,12 @@ def test_made_states_have_names_that_are_not_known(small: Policy) -> None:
     assert small.reader.known is not None
     assert {"press", "red", "green", "calm", "light"} <= small.reader.known
     assert not {f"zorb{i}" for i in range(NAMED)} & small.reader.known
+
+
+def test_policy_and_verifier_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    policy = save_policy(tmp_path / "policy")
+    with pytest.raises(BadInput, match="it was written by the stage bc"):
+        load_verifier(policy)
+    verifier = save_verifier(policy, tmp_path / "verifier")
+    with pytest.raises(BadInput, match="it was written by the stage verifier"):
+        load_policy(verifier)
