@@ -115,7 +115,7 @@ def _one_policy(
     make = player(dataset, policy, verifier, section.candidates)
     silent = player(dataset, policy, verifier, section.candidates, log_probs=False)
     seeds = perturbation_seeds("router", section.seeds)
-    work = out / "episodes" / name
+    work = out / "checkpoints" / name  # for resuming; not part of what the stage hands on
     told = alone("slm", work / "router", make, tasks["router"], seeds, profile.workers)
     untold = alone("slm", work / "router-without-logprobs", silent, tasks["router"], seeds[:1], profile.workers)
     # A router that saw only the small model alone takes every step after a rescue for as hopeless as before it.
@@ -162,8 +162,8 @@ def choose_thresholds(played: Sequence[Episode], grid: Sequence[float], profile:
 
     ``parity``: the largest whose success is at least PARITY of the LLM's (the smallest of the grid where none is), the
     operating one. ``bayes``: from costs. ``better``: from costs and the LLM's own failures. ``budget``: for the profile's
-    calls an episode. ``guaranteed``: Learn-then-Test over tasks; None where nothing is certified. ``null`` in JSON for
-    never escalating reads as 1.
+    calls an episode. ``guaranteed``: Learn-then-Test over tasks; None where nothing is certified. A threshold
+    of 1 never escalates.
     """
     section = profile.router
     by_row: dict[tuple[str, float | None], list[Episode]] = {}

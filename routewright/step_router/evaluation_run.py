@@ -157,7 +157,8 @@ def evaluate(
         operating["risk-no-jsd"] = told["thresholds"][told["operating"]]
         without = player(dataset, policy / "policy-no-jsd", verifier, section.candidates)
         own = alone("slm-no-jsd", work / "slm-no-jsd", without, test, seeds, profile.workers)
-        grid = sorted({*quantile_grid(other.risks(as_rollouts(own).features), 3), operating["risk-no-jsd"]})
+        own_grid = quantile_grid(other.risks(as_rollouts(own).features), profile.evaluation.settings)
+        grid = sorted({*own_grid, operating["risk-no-jsd"]})
         own_rules = [Rule("risk-no-jsd", Risk(other), t) for t in grid]
         played += own + play(without, own_rules, test, seeds, work / "no-jsd", profile.workers, "without the JSD term")
         risks["risk-no-jsd"] = _risks(other, own)
