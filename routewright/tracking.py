@@ -345,7 +345,7 @@ def log_search_model(folder: Path, name: str) -> None:
 
 
 def log_risk_model(folder: Path, name: str) -> None:
-    """Log a risk router as an MLflow model with its signature (the 15 features as doubles -> risk, escalate).
+    """Log a risk router as an MLflow model with its signature (the 15 features as doubles -> risk, benefit, escalate).
 
     Only the router's own two files of the calibrate stage's folder are logged, and nothing is pickled.
     """
@@ -355,7 +355,8 @@ def log_risk_model(folder: Path, name: str) -> None:
     from routewright.step_router.risk import DESCRIPTION, WEIGHTS
 
     inputs = Schema([ColSpec(DataType.double, feature) for feature in NAMES])
-    outputs = Schema([ColSpec(DataType.double, "risk"), ColSpec(DataType.boolean, "escalate")])
+    numbers = [ColSpec(DataType.double, name) for name in ("risk", "benefit")]
+    outputs = Schema([*numbers, ColSpec(DataType.boolean, "escalate")])
     with tempfile.TemporaryDirectory() as temporary:
         alone = Path(temporary) / name
         alone.mkdir()

@@ -139,7 +139,7 @@ def test_the_logged_risk_router_has_a_signature_and_answers_as_the_model_does(cl
     signature = mlflow.models.get_model_info(logged.model_uri).signature
     assert signature.inputs.input_names() == list(NAMES)
     assert {str(kind) for kind in signature.inputs.input_types()} == {"DataType.double"}
-    assert signature.outputs.input_names() == ["risk", "escalate"]
+    assert signature.outputs.input_names() == ["risk", "benefit", "escalate"]
     local = Path(mlflow.artifacts.download_artifacts(logged.model_uri))
     files = {file.name for file in local.rglob("*") if file.is_file()}
     assert {"risk.json", "model.safetensors"} <= files
@@ -147,7 +147,7 @@ def test_the_logged_risk_router_has_a_signature_and_answers_as_the_model_does(cl
     assert not [name for name in files if name.endswith((".pkl", ".pickle", ".bin"))]
     answer = mlflow.pyfunc.load_model(logged.model_uri).predict(pd.DataFrame(rows, columns=list(NAMES)))
     assert answer["risk"].tolist() == model.risks(rows).tolist()
-    assert answer["escalate"].tolist() == (model.risks(rows) > 0.5).tolist()
+    assert answer["escalate"].tolist() == (model.benefits(rows) > 0.5).tolist()
 
 
 def test_a_failed_stage_is_marked_failed_and_a_retry_continues_its_run(client) -> None:

@@ -33,10 +33,10 @@ SEARCH_METRICS = (
 """The search router's metrics in the order they are shown."""
 
 STEP_ROWS = (
-    "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "risk", "risk-no-cvar",
-    "risk-no-jsd", "oracle",
+    "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "failure-risk",
+    "risk", "risk-no-cvar", "risk-no-jsd", "oracle",
 )  # fmt: skip
-"""The step router's rows in the order of the contract."""
+"""The step router's rows in the order of the contract, and `failure-risk`: the paper's rule on the same model."""
 
 STEP_METRICS = (
     "success", "escalation", "llm_calls_per_episode", "cost", "escalated_episodes", "worst_seed_success", "cvar",

@@ -1,6 +1,6 @@
 """Escalation under a budget of LLM calls, over one episode and over a day.
 
-Below a fixed threshold the first risky steps would use the budget up. Instead the threshold rises to the level that the
+Below a fixed threshold the first steps that gain would use the budget up. Instead the threshold rises to the level that the
 steps still to come are expected to pass only as often as there are calls left (a certainty-equivalent online knapsack),
 and falls back to the fixed one when calls are plenty. A budget is a hard limit: with none left, or a budget of 0,
 nothing is escalated.
@@ -20,18 +20,18 @@ from numpy.typing import ArrayLike
 from routewright.errors import BadInput
 
 
-def paced_threshold(threshold: float, calls_left: int, steps_left: float, risks: ArrayLike) -> float:
-    """max(τ, the (1 − b/s) quantile of `risks`), b calls and s steps left, this one included; inf for b ≤ 0.
+def paced_threshold(threshold: float, calls_left: int, steps_left: float, benefits: ArrayLike) -> float:
+    """max(τ, the (1 − b/s) quantile of `benefits`), b calls and s steps left, this one included; inf for b ≤ 0.
 
-    ``risks`` are those of past decisions of the same kind, sorted or not; empty, only τ counts. With b ≥ s calls are
+    ``benefits`` are those of past decisions of the same kind, sorted or not; empty, only τ counts. With b ≥ s calls are
     plenty: τ.
     """
     if calls_left <= 0:
         return math.inf
-    known = np.asarray(risks, dtype=float)
+    known = np.asarray(benefits, dtype=float)
     if calls_left >= steps_left or known.size == 0:
         return threshold
-    # the inverse of the empirical distribution: at most b/s of the known risks lie strictly above
+    # the inverse of the empirical distribution: at most b/s of the known ones lie strictly above
     return max(threshold, float(np.quantile(known, 1 - calls_left / steps_left, method="inverted_cdf")))
 
 
@@ -49,7 +49,7 @@ class EpisodeBudget:
     calls: int
     threshold: float
     max_steps: int
-    risks: Sequence[float] = ()
+    benefits: Sequence[float] = ()
     spent: int = 0
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class EpisodeBudget:
 
     def threshold_at(self, step: int) -> float:
         """The threshold for the step with this number (from 0)."""
-        return paced_threshold(self.threshold, self.calls - self.spent, max(1, self.max_steps - step), self.risks)
+        return paced_threshold(self.threshold, self.calls - self.spent, max(1, self.max_steps - step), self.benefits)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class DayBudget:
     calls: int
     threshold: float
     decisions: float
-    risks: Sequence[float] = ()
+    benefits: Sequence[float] = ()
     spent: int = 0
     day: date | None = None
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
@@ -88,25 +88,25 @@ class DayBudget:
                 self.day, self.spent = now.date(), 0
             start = now.replace(hour=0, minute=0, second=0, microsecond=0)
             left = 1 - (now - start) / timedelta(days=1)
-            return paced_threshold(self.threshold, self.calls - self.spent, max(1.0, self.decisions * left), self.risks)
+            return paced_threshold(self.threshold, self.calls - self.spent, max(1.0, self.decisions * left), self.benefits)
 
 
 def escalate(
-    risk: float, step: int, episode: EpisodeBudget, day: DayBudget | None = None, now: datetime | None = None
+    benefit: float, step: int, episode: EpisodeBudget, day: DayBudget | None = None, now: datetime | None = None
 ) -> bool:
-    """Whether to call the LLM on this step: the risk exceeds the threshold of every budget. A yes is spent from each.
+    """Whether to call the LLM on this step: its benefit exceeds the threshold of every budget. A yes is spent from each.
 
-    ``risk`` is P(failure); BadInput where it is no probability. With a `day`, `now` is required.
+    ``benefit`` is the fall of P(failure); BadInput outside [−1, 1]. With a `day`, `now` is required.
     """
-    if not 0 <= risk <= 1:
-        raise BadInput(f"risk: expected a probability, found {risk}")
-    if risk <= episode.threshold_at(step):
+    if not -1 <= benefit <= 1:
+        raise BadInput(f"benefit: expected a difference of probabilities, found {benefit}")
+    if benefit <= episode.threshold_at(step):
         return False
     if day is not None:
         if now is None:
             raise BadInput("now: a day's budget needs the time of the decision")
         with day.lock:  # nobody else may take the last call between the look and the spending
-            if risk <= day.threshold_at(now):
+            if benefit <= day.threshold_at(now):
                 return False
             day.spent += 1
     episode.spent += 1

@@ -18,12 +18,13 @@ from sklearn.metrics import roc_curve
 
 from routewright.step_router.dataset import read_tasks
 from routewright.step_router.episodes import Episode, Rule, play
-from routewright.step_router.escalation import ALWAYS, NEVER, Risk, handover
+from routewright.step_router.escalation import ALWAYS, NEVER, Benefit, Coin
 from routewright.step_router.escalation import random as at_random
 from routewright.step_router.perturbations import perturbation_seeds
 from routewright.step_router.profile import StepRouterProfile
 from routewright.step_router.risk import (
     DESCRIPTION,
+    Explored,
     RiskModel,
     RiskSettings,
     Rollouts,
@@ -32,23 +33,24 @@ from routewright.step_router.risk import (
     save_risk,
     stack,
 )
-from routewright.step_router.rollouts import as_rollouts, continuations, first_steps, player
+from routewright.step_router.rollouts import as_explored, as_rollouts, first_steps, player
 from routewright.step_router.thresholds import (
     bayes_threshold,
-    better_threshold,
     learn_then_test,
     threshold_for_calls,
 )
 
 PARITY = 0.98  # of the LLM's success on the threshold split, which the operating threshold keeps
 GRID = 12  # thresholds that are re-executed
-RISKS_KEPT = 1000  # past risks for pacing under a budget
+BENEFITS_KEPT = 1000  # past ones for pacing under a budget
 
 
-def alone(row: str, out: Path, make: Any, tasks: Sequence[str], seeds: Sequence[int], workers: int) -> list[Episode]:
-    """Episodes of the small model alone, with their turns."""
+def alone(
+    row: str, out: Path, make: Any, tasks: Sequence[str], seeds: Sequence[int], each: int, workers: int
+) -> list[Episode]:
+    """Episodes of the small model alone, with their turns; ``each`` as in `play`."""
     rules = [Rule(row, at_random, NEVER, keep=True)]
-    return play(make, rules, tasks, seeds, out, workers, f"small model alone ({out.name})")
+    return play(make, rules, tasks, seeds, out, workers, f"small model alone ({out.name})", each)
 
 
 def held_out_tasks(tasks: Sequence[str], seed: int) -> set[str]:
@@ -58,15 +60,17 @@ def held_out_tasks(tasks: Sequence[str], seed: int) -> set[str]:
     return set(shuffled[: max(1, len(shuffled) // 5)])
 
 
-def risk_grid(model: RiskModel, rollouts: Rollouts) -> list[float]:
-    """Ascending thresholds at which a share 0.9 … 0.05 of the small model's steps lies above, without repetition."""
-    risks = model.risks(rollouts.features)
-    return sorted({float(np.round(q, 6)) for q in np.quantile(risks, np.linspace(0.1, 0.95, GRID))})
+def benefit_grid(model: RiskModel, rollouts: Rollouts) -> list[float]:
+    """Ascending thresholds that the benefit exceeds at a share 0.9 … 0.05 of the small model's steps, without repetition."""
+    benefits = model.benefits(rollouts.features)
+    return sorted({float(np.round(q, 6)) for q in np.quantile(benefits, np.linspace(0.1, 0.95, GRID))})
 
 
-def fit(train: Rollouts, holdout: Rollouts, settings: RiskSettings, seed: int) -> tuple[RiskModel, list[dict[str, float]]]:
-    """A router fitted on the one and calibrated on the other; without both outcomes in the other, on all of it."""
-    model, history = fit_risk(train, settings, seed)
+def fit(
+    train: Rollouts, explored: Explored | None, holdout: Rollouts, settings: RiskSettings, seed: int
+) -> tuple[RiskModel, list[dict[str, float]]]:
+    """A router fitted on the first two and calibrated on ``holdout``; without both outcomes there, on ``train``."""
+    model, history = fit_risk(train, explored, settings, seed)
     calibrate(model, holdout if len(np.unique(holdout.failed)) > 1 else train)
     return model, history
 
@@ -92,8 +96,9 @@ def calibrate_router(dataset: Path, policy: Path, verifier: Path, out: Path, pro
         save_risk(other["model"], out / "no-jsd", settings, other["facts"])
     main = _one_policy(dataset, policy / "policy", verifier, out, profile, settings, seed, "risk")
     train, holdout = main["train"], main["holdout"]
-    for name, part in (("no-cvar", (train, holdout)), ("query-level", (first_steps(train), first_steps(holdout)))):
-        model, _ = fit(part[0], part[1], unconstrained, seed)
+    no_cvar, _ = fit(train, main["explored"], holdout, unconstrained, seed)
+    query_level, _ = fit(first_steps(train), None, first_steps(holdout), unconstrained, seed)
+    for name, model in (("no-cvar", no_cvar), ("query-level", query_level)):
         save_risk(model, out / name, unconstrained, {})
     np.savez(
         out / "rollouts.npz",
@@ -114,34 +119,36 @@ def _one_policy(
     section, tasks = profile.router, read_tasks(dataset).splits
     make = player(dataset, policy, verifier, section.candidates)
     silent = player(dataset, policy, verifier, section.candidates, log_probs=False)
-    seeds = perturbation_seeds("router", section.seeds)
+    seeds, each = perturbation_seeds("router", section.seed_pool), section.seeds
     work = out / "checkpoints" / name  # for resuming; not part of what the stage hands on
-    told = alone("slm", work / "router", make, tasks["router"], seeds, profile.workers)
-    untold = alone("slm", work / "router-without-logprobs", silent, tasks["router"], seeds[:1], profile.workers)
-    # A router that saw only the small model alone takes every step after a rescue for as hopeless as before it.
-    begun = play(
-        make, [Rule("handover", handover, 0.5, keep=True)], tasks["router"], seeds, work / "handover", profile.workers,
-        "small model after the LLM",
+    told = alone("slm", work / "router", make, tasks["router"], seeds, each, profile.workers)
+    untold = alone("slm", work / "router-without-logprobs", silent, tasks["router"], seeds, 1, profile.workers)
+    coins = [Rule(f"coin-{draw}", Coin(draw), 1 - section.coin_rate, keep=True) for draw in range(section.coins)]
+    tossed = play(make, coins, tasks["router"], seeds, work / "coins", profile.workers, "a coin decides", each)
+    silently = play(
+        silent, coins[:1], tasks["router"], seeds, work / "coins-without-logprobs", profile.workers,
+        "a coin, without log-probabilities", min(2, each),
     )  # fmt: skip
     held_out = held_out_tasks(tasks["router"], seed)
-    parts = [_split(episodes, held_out) for episodes in (told, untold, continuations(begun))]
+    parts = [_split(episodes, held_out) for episodes in (told, untold)]
     train, holdout = (stack([as_rollouts(part[i]) for part in parts]) for i in (0, 1))
-    model, history = fit(train, holdout, settings, seed)
+    explored = as_explored(_split([*tossed, *silently], held_out)[0])
+    model, history = fit(train, explored, holdout, settings, seed)
 
-    grid = risk_grid(model, holdout)
-    threshold_seeds = perturbation_seeds("threshold", section.seeds)
+    grid = benefit_grid(model, holdout)
+    threshold_seeds = perturbation_seeds("threshold", section.seed_pool)
     rules = [Rule("slm", at_random, NEVER, keep=True), Rule("llm", at_random, ALWAYS)]
-    rules += [Rule("risk", Risk(model), threshold) for threshold in grid]
+    rules += [Rule("risk", Benefit(model), threshold) for threshold in grid]
     title = f"thresholds ({name})"
-    played = play(make, rules, tasks["threshold"], threshold_seeds, work / "threshold", profile.workers, title)
+    played = play(make, rules, tasks["threshold"], threshold_seeds, work / "threshold", profile.workers, title, each)
     chosen = choose_thresholds(played, grid, profile)
     slm = [episode for episode in played if episode.row == "slm"]
     rollouts = as_rollouts(slm)
-    risks = model.risks(rollouts.features)
+    benefits = model.benefits(rollouts.features)
     facts = {
         "thresholds": chosen["thresholds"],
         "operating": "parity",
-        "risks": [round(float(r), 6) for r in risks[:: max(1, len(risks) // RISKS_KEPT)]],
+        "benefits": [round(float(b), 6) for b in benefits[:: max(1, len(benefits) // BENEFITS_KEPT)]],
         "c_slm": section.c_slm,
         "c_llm": section.c_llm,
         "max_steps": max(episode.steps for episode in slm),
@@ -152,8 +159,8 @@ def _one_policy(
         "profile": profile.name,
     }
     return {
-        "model": model, "history": history, "train": train, "holdout": holdout, "facts": facts,
-        "measured": {"grid": grid, **chosen}, "roc": roc(risks, rollouts),
+        "model": model, "history": history, "train": train, "holdout": holdout, "explored": explored, "facts": facts,
+        "measured": {"grid": grid, **chosen}, "roc": roc(model.risks(rollouts.features), rollouts),
     }  # fmt: skip
 
 
@@ -161,9 +168,8 @@ def choose_thresholds(played: Sequence[Episode], grid: Sequence[float], profile:
     """Thresholds from episodes that were re-executed at each threshold of the grid.
 
     ``parity``: the largest whose success is at least PARITY of the LLM's (the smallest of the grid where none is), the
-    operating one. ``bayes``: from costs. ``better``: from costs and the LLM's own failures. ``budget``: for the profile's
-    calls an episode. ``guaranteed``: Learn-then-Test over tasks; None where nothing is certified. A threshold
-    of 1 never escalates.
+    operating one. ``bayes``: from costs. ``budget``: for the profile's calls an episode. ``guaranteed``: Learn-then-Test
+    over tasks; None where nothing is certified. A threshold of 1 never escalates.
     """
     section = profile.router
     by_row: dict[tuple[str, float | None], list[Episode]] = {}
@@ -180,12 +186,10 @@ def choose_thresholds(played: Sequence[Episode], grid: Sequence[float], profile:
     tasks = list(dict.fromkeys(names))
     member = np.array([[name == task for name in names] for task in tasks], dtype=float)
     losses = (member @ (1 - success).T) / member.sum(axis=1, keepdims=True)
-    further = (section.c_llm - section.c_slm) * float(np.mean([e.steps for e in llm]))
     budget = threshold_for_calls(calls.T, grid, section.call_budget)
     thresholds: dict[str, float | None] = {
         "parity": grid[int(reached[-1])] if reached.size else grid[0],
         "bayes": min(1.0, bayes_threshold(section.c_slm, section.c_llm, section.kappa)),
-        "better": min(1.0, better_threshold(p_llm, further, section.kappa)),
         "budget": min(1.0, budget),
         "guaranteed": learn_then_test(losses, grid, section.target_failure, section.delta, p_value="hoeffding-bentkus"),
     }

@@ -40,6 +40,7 @@ ALWAYS, NEVER = -1.0, 1.0  # thresholds: risks lie in [0, 1], and only a risk ab
 _CANDIDATE = ("action", "token_logprobs", "verifier_score")
 
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Difference = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -51,7 +52,7 @@ class _Facts(BaseModel):
     model_version: str
     thresholds: dict[str, float | None]
     operating: str
-    risks: list[Probability] = []
+    benefits: list[Difference] = []
     c_slm: Price
     c_llm: Price
     max_steps: int = Field(ge=1)
@@ -73,6 +74,7 @@ class FeedbackEntry(BaseModel):
     model_version: str
     features: dict[str, float]
     risk: Probability
+    benefit: Difference
     threshold: Annotated[float, Field(allow_inf_nan=False)]
     escalate: bool
     explored: bool
@@ -132,14 +134,16 @@ class Decision:
     """One decision.
 
     ``escalate``: the LLM is to act; otherwise ``take`` is the action, the first candidate's (None on escalation).
-    ``risk`` is P(the small model alone fails the episode), ``threshold`` what it was compared with, in [−1, 1] (1 never
-    escalates: the budget is used up), ``features`` the 15 by name, ``propensity`` the probability of this answer.
+    ``risk`` is P(the small model alone fails the episode); ``benefit`` by how much the LLM's acting now lowers P(failure),
+    ``threshold`` what that was compared with, in [−1, 1] (1 never escalates: the budget is used up); ``features`` the 15 by
+    name, ``propensity`` the probability of this answer.
     """
 
     request_id: str
     escalate: bool
     take: str | None
     risk: float
+    benefit: float
     threshold: float
     features: dict[str, float]
     explored: bool
@@ -207,7 +211,7 @@ class StepRouter:
         max_steps: int,
         c_slm: float,
         c_llm: float,
-        risks: Sequence[float] = (),
+        benefits: Sequence[float] = (),
         *,
         calls_per_day: int | None = None,
         decisions_per_day: float | None = None,
@@ -216,7 +220,7 @@ class StepRouter:
         seed: int | None = None,
         clock: Callable[[], datetime] = _utc_now,
     ) -> None:
-        """`load` says what the arguments mean; ``risks`` are past ones that budgets are paced by."""
+        """`load` says what the arguments mean; ``benefits`` are past ones that budgets are paced by."""
         if not 0 <= epsilon <= 1:
             raise BadInput(f"epsilon: expected a probability, found {epsilon}")
         for name, price in (("c_slm", c_slm), ("c_llm", c_llm)):
@@ -229,14 +233,14 @@ class StepRouter:
         self.c_slm, self.c_llm = c_slm, c_llm
         self._model = model
         # once: a list would become an array on every decision
-        self._risks = cast(Sequence[float], np.asarray(risks, dtype=float))
+        self._benefits = cast(Sequence[float], np.asarray(benefits, dtype=float))
         self._epsilon, self._random, self._clock = epsilon, random.Random(seed), clock
         self._log = None if log is None else Path(log)
         self._day: DayBudget | None = None
         if calls_per_day is not None:
             if decisions_per_day is None:
                 raise BadInput("decisions_per_day: missing, a day's budget is spread over about so many decisions")
-            self._day = DayBudget(calls_per_day, self.threshold, decisions_per_day, self._risks)
+            self._day = DayBudget(calls_per_day, self.threshold, decisions_per_day, self._benefits)
         self._lock = RLock()
         self._totals = Totals(0, Calls(0, 0), 0.0)
 
@@ -272,7 +276,7 @@ class StepRouter:
             facts.max_steps,
             facts.c_slm if c_slm is None else c_slm,
             facts.c_llm if c_llm is None else c_llm,
-            facts.risks,
+            facts.benefits,
             **settings,
         )
 
@@ -285,7 +289,7 @@ class StepRouter:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise BadInput(f"max_steps: expected a whole number of at least 1, found {steps!r}")
         limit = steps + 1 if calls is None else check_calls(calls)  # more calls than steps: no limit, no pacing
-        budget = EpisodeBudget(limit, self.threshold, steps, self._risks)
+        budget = EpisodeBudget(limit, self.threshold, steps, self._benefits)
         episode = Episode(self, _text(objective, "objective"), budget)
         with self._lock:
             self._totals = self._totals._replace(episodes=self._totals.episodes + 1)
@@ -297,7 +301,12 @@ class StepRouter:
         with self._lock:
             return self._totals
 
-    def _choose(self, risk: float, step: int, episode: EpisodeBudget) -> tuple[datetime, float, bool, bool, float]:
+    def predict(self, features: np.ndarray) -> tuple[float, float]:
+        """P(the small model alone fails) and the benefit of calling the LLM now, of one feature row (15,)."""
+        alone, slm, llm = self._model.predict(features[None, :])[0]
+        return float(alone), float(slm - llm)
+
+    def _choose(self, benefit: float, step: int, episode: EpisodeBudget) -> tuple[datetime, float, bool, bool, float]:
         """Time, threshold, escalate, explored and propensity; a call is spent from every budget."""
         with self._lock:  # nobody else may take the day's last call between the look and the spending
             now = self._clock()
@@ -305,7 +314,7 @@ class StepRouter:
             if self._day is not None:
                 threshold = max(threshold, self._day.threshold_at(now))
             left = threshold < math.inf  # a budget that is used up says inf, and nothing else does
-            above = risk > threshold
+            above = benefit > threshold
             explored = left and self._random.random() < self._epsilon
             escalate = self._random.random() < 0.5 if explored else above
             if escalate:
@@ -352,10 +361,10 @@ class Episode:
         context = Context(self._objective, seen, parsed, step, self._budget.max_steps, self._history)
         row = compute_features(context)
         features = named(row)
-        risk = self._router._model.risk(row)
-        now, threshold, escalate, explored, propensity = self._router._choose(risk, step, self._budget)
+        risk, benefit = self._router.predict(row)
+        now, threshold, escalate, explored, propensity = self._router._choose(benefit, step, self._budget)
         take = None if escalate else parsed[0].action
-        decision = Decision(uuid.uuid4().hex, escalate, take, risk, threshold, features, explored, propensity, now)
+        decision = Decision(uuid.uuid4().hex, escalate, take, risk, benefit, threshold, features, explored, propensity, now)
         self._decisions.append(decision)
         self._pending = PastStep("", seen, features["entropy"])
         self.calls = Calls(self.calls.slm + 1, self.calls.llm + escalate)
@@ -385,6 +394,7 @@ class Episode:
                     model_version=self._router.model_version,
                     features=decision.features,
                     risk=decision.risk,
+                    benefit=decision.benefit,
                     threshold=decision.threshold,
                     escalate=decision.escalate,
                     explored=decision.explored,

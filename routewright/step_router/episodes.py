@@ -123,9 +123,19 @@ def read_episodes(path: Path) -> list[Episode]:
 
 
 def play(
-    make: Make, rules: Sequence[Rule], tasks: Sequence[str], seeds: Sequence[int], out: Path, workers: int, title: str
+    make: Make,
+    rules: Sequence[Rule],
+    tasks: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    workers: int,
+    title: str,
+    each: int | None = None,
 ) -> list[Episode]:
     """One episode for every task, seed and rule, in this order (rules vary fastest).
+
+    With ``each``, a task plays so many of the seeds only, the next task the following ones, round and round: more seeds at
+    the same cost.
 
     ``make`` is picklable and called once a process; with ``workers`` = 1 that is this one. The environment is normally a
     `Perturbed`. The result depends on neither ``workers`` nor what is played side by side.
@@ -137,13 +147,14 @@ def play(
     if len({(rule.row, rule.recorded) for rule in rules}) < len(rules):
         raise ValueError("rules: expected each row and threshold once; NEVER and ALWAYS of one row read the same in a log")
     out.mkdir(parents=True, exist_ok=True)
-    chunks = [_Chunk(out / f"{number:04d}.jsonl", trees) for number, trees in enumerate(_blocks(tasks, seeds))]
+    pairs = {task: _rotated(seeds, number, each) for number, task in enumerate(tasks)}
+    chunks = [_Chunk(out / f"{number:04d}.jsonl", trees) for number, trees in enumerate(_blocks(pairs))]
     finished = {chunk.path: episodes for chunk in chunks if (episodes := _read_chunk(chunk, rules)) is not None}
     due = [chunk for chunk in chunks if chunk.path not in finished]
     progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with progress:
         known = sum(len(episodes) for episodes in finished.values())
-        bar = progress.add_task(title, total=len(tasks) * len(seeds) * len(rules), completed=known)
+        bar = progress.add_task(title, total=sum(map(len, pairs.values())) * len(rules), completed=known)
         for chunk in _here(make, rules, due) if workers == 1 else _in_processes(make, rules, due, workers):
             progress.advance(bar, len(chunk.trees) * len(rules))
     played: dict[tuple[str, int], list[Episode]] = {}
@@ -153,7 +164,7 @@ def play(
             raise StageFailed(f"{chunk.path}: was changed or removed while episodes were played")
         for number, tree in enumerate(chunk.trees):
             played[tree] = episodes[number * len(rules) : (number + 1) * len(rules)]
-    return [episode for task in tasks for seed in seeds for episode in played[task, seed]]
+    return [episode for task in tasks for seed in pairs[task] for episode in played[task, seed]]
 
 
 @dataclass(frozen=True)
@@ -167,13 +178,19 @@ class _Chunk:
         return json.dumps({"digest": hashlib.sha256(json.dumps(settings).encode()).hexdigest()}).encode()
 
 
-def _blocks(tasks: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[tuple[str, int], ...]]:
-    together = max(1, min(SEEDS_TOGETHER, len(seeds), TREES))
+def _rotated(seeds: Sequence[int], number: int, each: int | None) -> list[int]:
+    """The seeds of the task with this number."""
+    count = len(seeds) if each is None else min(each, len(seeds))
+    return [seeds[(number * count + i) % len(seeds)] for i in range(count)]
+
+
+def _blocks(pairs: dict[str, list[int]]) -> Iterator[tuple[tuple[str, int], ...]]:
+    tasks, most = list(pairs), max(map(len, pairs.values()), default=0)
+    together = max(1, min(SEEDS_TOGETHER, most, TREES))
     size = TREES // together
     for first in range(0, len(tasks), size):
-        for second in range(0, len(seeds), together):
-            some = seeds[second : second + together]
-            yield tuple((task, seed) for task in tasks[first : first + size] for seed in some)
+        for second in range(0, most, together):
+            yield tuple((task, seed) for task in tasks[first : first + size] for seed in pairs[task][second:][:together])
 
 
 def _write(path: Path, lines: Iterable[bytes]) -> None:

@@ -83,18 +83,23 @@ def repeat(decision: Decision) -> float:
     return float(decision.features[REPEATS])
 
 
-def handover(decision: Decision) -> float:
-    """1 in the first few steps of an episode, then 0: how many, 1 to 6, is hashed from task and seed.
+@dataclass(frozen=True)
+class Coin:
+    """Uniform in [0, 1), hashed from task, seed, step and draw: another coin for every ``draw``.
 
-    No router: with a threshold of 0.5 the LLM begins and the small model goes on alone, which shows how it does from states
-    that an escalation leads to.
+    No router: with a threshold of 1 − rate each step is the LLM's with probability rate, whatever the state, which shows
+    what its acting changes.
     """
-    return float(decision.context.step < Random(f"handover/{decision.task}/{decision.seed}").randint(1, 6))
+
+    draw: int
+
+    def __call__(self, decision: Decision) -> float:
+        return Random(f"coin/{self.draw}/{decision.task}/{decision.seed}/{decision.context.step}").random()
 
 
 @dataclass(frozen=True)
-class Risk:
-    """P(the small model alone fails this episode), from the features of this step, [0, 1].
+class Benefit:
+    """p_SLM − p_LLM, [−1, 1]: by how much P(failure) falls if the LLM takes this step, from the features of this step.
 
     A live agent needs what `features.Context` holds. The thresholds of `risk-no-cvar` and `risk-no-jsd` belong to the same
     signal with another model or on another policy.
@@ -107,7 +112,24 @@ class Risk:
 
     def many(self, decisions: Sequence[Decision]) -> np.ndarray:
         """The signal of each decision, float64 (n,), whatever the others are."""
-        return _risks(self.model, [decision.features for decision in decisions])
+        return _in_blocks(self.model.benefits, [decision.features for decision in decisions])
+
+
+@dataclass(frozen=True)
+class Risk:
+    """P(the small model alone fails this episode), from the features of this step, [0, 1]: the paper's rule.
+
+    A live agent needs what `features.Context` holds.
+    """
+
+    model: RiskModel
+
+    def __call__(self, decision: Decision) -> float:
+        return float(self.many([decision])[0])
+
+    def many(self, decisions: Sequence[Decision]) -> np.ndarray:
+        """The signal of each decision, float64 (n,), whatever the others are."""
+        return _in_blocks(self.model.risks, [decision.features for decision in decisions])
 
 
 @dataclass(frozen=True)
@@ -125,14 +147,14 @@ class QueryLevel:
 
     def many(self, decisions: Sequence[Decision]) -> np.ndarray:
         """The signal of each decision, float64 (n,), whatever the others are."""
-        return _risks(self.model, [decision.first for decision in decisions])
+        return _in_blocks(self.model.risks, [decision.first for decision in decisions])
 
 
-def _risks(model: RiskModel, rows: Sequence[np.ndarray]) -> np.ndarray:
+def _in_blocks(predict: Callable[[np.ndarray], np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
     found = []
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
         # always the same number of rows: a product of another shape rounds differently, and could cross a threshold
         filled = np.stack([*block, *[block[0]] * (BLOCK - len(block))])
-        found.append(model.risks(filled)[: len(block)])
+        found.append(predict(filled)[: len(block)])
     return np.concatenate(found) if found else np.zeros(0)

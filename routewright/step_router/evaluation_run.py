@@ -20,7 +20,7 @@ from routewright.step_router import escalation
 from routewright.step_router.calibration import alone, fit
 from routewright.step_router.dataset import read_tasks
 from routewright.step_router.episodes import Episode, Rule, play, write_episodes
-from routewright.step_router.escalation import ALWAYS, NEVER, QueryLevel, Risk, Signal
+from routewright.step_router.escalation import ALWAYS, NEVER, Benefit, QueryLevel, Risk, Signal
 from routewright.step_router.features import NAMES
 from routewright.step_router.perturbations import perturbation_seeds
 from routewright.step_router.profile import StepRouterProfile
@@ -63,8 +63,9 @@ def rules_of(
             quantile_grid(query_level.risks(first_steps(rollouts).features), count),
         ),
     }
+    signals["failure-risk"] = (Risk(models["risk"]), quantile_grid(models["risk"].risks(features), count))
     for row, model in models.items():
-        signals[row] = (Risk(model), quantile_grid(model.risks(features), count))
+        signals[row] = (Benefit(model), quantile_grid(model.benefits(features), count))
     rules = [Rule("slm", escalation.random, NEVER, keep=True), Rule("llm", escalation.random, ALWAYS)]
     for row, (signal, grid) in signals.items():
         own = [operating[row]] if row in operating else []
@@ -90,7 +91,7 @@ def ablated(router: Path, test: Rollouts, profile: StepRouterProfile, seed: int)
     found = {}
     for group, names in {"nothing": (), **GROUPS}.items():
         columns = [NAMES.index(name) for name in names if name != "evidence"]  # the flag says how to read the others
-        model, _ = fit(_held(train, columns), _held(holdout, columns), settings, seed)
+        model, _ = fit(_held(train, columns), None, _held(holdout, columns), settings, seed)
         risks = model.risks(_held(test, columns).features)
         found[group] = {
             "brier": float((weight * (risks - failed) ** 2).sum()),
@@ -138,7 +139,7 @@ def evaluate(
         return
     tasks = read_tasks(dataset)
     section, test = profile.router, tasks.splits["test"]
-    seeds = perturbation_seeds("test", profile.evaluation.seeds)
+    seeds, each = perturbation_seeds("test", profile.evaluation.seed_pool), profile.evaluation.seeds
     make = player(dataset, policy / "policy", verifier, section.candidates)
     with np.load(router / "rollouts.npz", allow_pickle=False) as file:
         known = Rollouts(**{field: file[f"holdout_{field}"] for field in ("features", "episode", "failed", "seed")})
@@ -148,7 +149,7 @@ def evaluate(
         raise BadInput(f"{router}: the operating threshold {description['operating']} is not set, nothing was certified")
     rules, models = rules_of(router, known, profile.evaluation.settings, {"risk": threshold})
     work = out / "checkpoints"
-    played = play(make, rules, test, seeds, work / "rows", profile.workers, "held-out episodes")
+    played = play(make, rules, test, seeds, work / "rows", profile.workers, "held-out episodes", each)
     slm = [episode for episode in played if episode.row == "slm"]
     operating = {"risk": threshold}
     risks = {row: _risks(model, slm) for row, model in models.items()}
@@ -156,11 +157,12 @@ def evaluate(
         other, told = load_risk(router / "no-jsd")
         operating["risk-no-jsd"] = told["thresholds"][told["operating"]]
         without = player(dataset, policy / "policy-no-jsd", verifier, section.candidates)
-        own = alone("slm-no-jsd", work / "slm-no-jsd", without, test, seeds, profile.workers)
-        own_grid = quantile_grid(other.risks(as_rollouts(own).features), profile.evaluation.settings)
+        own = alone("slm-no-jsd", work / "slm-no-jsd", without, test, seeds, each, profile.workers)
+        own_grid = quantile_grid(other.benefits(as_rollouts(own).features), profile.evaluation.settings)
         grid = sorted({*own_grid, operating["risk-no-jsd"]})
-        own_rules = [Rule("risk-no-jsd", Risk(other), t) for t in grid]
-        played += own + play(without, own_rules, test, seeds, work / "no-jsd", profile.workers, "without the JSD term")
+        own_rules = [Rule("risk-no-jsd", Benefit(other), t) for t in grid]
+        played += own
+        played += play(without, own_rules, test, seeds, work / "no-jsd", profile.workers, "without the JSD term", each)
         risks["risk-no-jsd"] = _risks(other, own)
     results = build_results(
         played, operating, risks, section.c_slm, section.c_llm, section.alpha, seed, profile.evaluation.bootstrap,

@@ -76,6 +76,9 @@ class RouterSection(Section):
     """The risk router, its threshold and its guarantee."""
 
     seeds: int = Field(gt=0, description="perturbation seeds a task of the router and of the threshold split")
+    seed_pool: int = Field(20, gt=0, description="perturbation seeds of a split, which its tasks take in turns")
+    coins: int = Field(3, gt=0, description="episodes a task and seed in which a coin decides who acts")
+    coin_rate: float = Field(0.35, gt=0, lt=1, description="probability that the coin calls the LLM")
     candidates: int = Field(8, gt=1, description="candidates a decision")
     alpha: float = Field(0.2, gt=0, le=1)
     epsilon: float = Field(0.3, gt=0, lt=1)
@@ -92,6 +95,7 @@ class EvaluationSection(Section):
     """Held-out episodes."""
 
     seeds: int = Field(gt=0, description="perturbation seeds a test task")
+    seed_pool: int = Field(10, gt=0, description="perturbation seeds of the test, which the tasks take in turns")
     settings: int = Field(7, gt=1, description="thresholds on each row's frontier, beside never and always")
     bootstrap: int = Field(2000, gt=0)
     ablations: bool = Field(True, description="also train and evaluate risk-no-jsd")

@@ -14,17 +14,21 @@ if TYPE_CHECKING:
 
 
 class RiskRouterModel:
-    """Rows of the 15 named features in; P(failure) and whether to escalate at the operating threshold out."""
+    """Rows of the 15 named features in; P(failure), benefit and whether to escalate at the operating threshold out."""
 
     def __init__(self, model: RiskModel, threshold: float) -> None:
         self._model, self._threshold = model, threshold
 
     def predict(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Columns risk, in [0, 1], and escalate, one row a decision; BadInput names a feature that is not finite."""
+        """Columns risk, in [0, 1], benefit, in [−1, 1], and escalate, one row a decision.
+
+        BadInput names a feature that is not finite.
+        """
         import pandas as pd
 
-        risks = self._model.risks(table[list(NAMES)].to_numpy(dtype=float))
-        return pd.DataFrame({"risk": risks, "escalate": risks > self._threshold}, index=table.index)
+        alone, slm, llm = self._model.predict(table[list(NAMES)].to_numpy(dtype=float)).T
+        columns = {"risk": alone, "benefit": slm - llm, "escalate": slm - llm > self._threshold}
+        return pd.DataFrame(columns, index=table.index)
 
 
 def _load_pyfunc(path: str) -> RiskRouterModel:

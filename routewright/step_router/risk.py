@@ -1,6 +1,11 @@
 """The risk router r_ψ: P(the small model alone fails this episode | the features of this step) (arXiv 2605.16604).
 
-Objective, its three terms on one scale (costs of 1 and 50 as in the paper would drown a Brier score in [0, 1]):
+That probability says how bad things are, not what a call of the LLM changes: it is highest late in an episode that nothing
+rescues any more. So the network has two more outputs, P(failure | this step is the small model's) and P(failure | it is
+the LLM's), learnt where a coin decided who acts (`Explored`); their difference is the benefit that the router escalates on.
+
+Objective of the first output, its three terms on one scale (costs of 1 and 50 as in the paper would drown a Brier score in
+[0, 1]):
 
     Brier(p, y) + w · E[e] + λ · (CVaR_α(F) − ε)
     e_t = σ((p_t − τ)/T),   F_z = mean over the episodes of seed z of (1 − S) · Π_t (1 − e_t)
@@ -8,7 +13,7 @@ Objective, its three terms on one scale (costs of 1 and 50 as in the paper would
 e_t is a soft escalation, so E[e] = (E[cost] − c_SLM) / (c_LLM − c_SLM); S is the outcome of the small model alone. F_z
 counts an escalated failure as rescued: in training only, evaluation re-executes. λ = softplus(ρ) rises by dual ascent
 while the worst seeds fail too often. Every episode weighs the same, however long it dragged on. Cost and constraint
-bend p, so `calibrate` comes after.
+bend p, so `calibrate` comes after. The other two outputs add the Brier score of the one whose actor acted.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from routewright.step_router.frontier import worst_count
 
 DESCRIPTION, WEIGHTS = "risk.json", "model.safetensors"
 EVIDENCE = NAMES.index("evidence")
+OUTPUTS = ("alone", "slm", "llm")
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,25 @@ class Rollouts:
 
 
 @dataclass(frozen=True)
+class Explored:
+    """Steps of episodes in which a coin, the same at every step, decided whether the small model or the LLM acts.
+
+    ``features`` (n, 15); ``by_llm`` (n,) 0 or 1, independent of the features given the episode's past; ``failed`` (n,) 0 or
+    1, of the step's episode. The difference of mean failure between the two actors is then what the LLM's acting causes.
+    """
+
+    features: np.ndarray
+    by_llm: np.ndarray
+    failed: np.ndarray
+
+    def __post_init__(self) -> None:
+        check_features(self.features)
+        for name, values in (("by_llm", self.by_llm), ("failed", self.failed)):
+            if values.shape != (len(self.features),) or not np.isin(values, (0, 1)).all():
+                raise BadInput(f"explored.{name}: expected 0 or 1 for each of {len(self.features)} steps")
+
+
+@dataclass(frozen=True)
 class RiskSettings:
     """Training settings; those of the paper's predecessor where it gives any."""
 
@@ -92,7 +117,11 @@ class RiskSettings:
 
 
 class RiskModel(nn.Module):
-    """MLP 15 → 128 → 64 → 1 with GELU and dropout on standardised features; p = σ(z/T)."""
+    """MLP 15 → 128 → 64 → 3 with GELU and dropout on standardised features.
+
+    Outputs: z of P(failure of the small model alone) = σ(z/T), and the logits of P(failure) if the small model or the LLM
+    acts now and a coin decides from then on.
+    """
 
     def __init__(self, dropout: float = 0.2) -> None:
         super().__init__()
@@ -100,7 +129,7 @@ class RiskModel(nn.Module):
         self.layers = nn.Sequential(
             nn.Linear(width, 128), nn.GELU(), nn.Dropout(dropout),
             nn.Linear(128, 64), nn.GELU(), nn.Dropout(dropout),
-            nn.Linear(64, 1),
+            nn.Linear(64, len(OUTPUTS)),
         )  # fmt: skip
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("scale", torch.ones(width))
@@ -122,12 +151,13 @@ class RiskModel(nn.Module):
         self.evidence = torch.tensor([float((features[:, EVIDENCE] == flag).any()) for flag in (-1, 0, 1)])
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """z (n,) of raw features (n, 15); a value beyond 5 standard deviations counts as 5."""
-        return self.layers(((features - self.mean) * self.scale).clamp(-5, 5)).squeeze(-1)
+        """Logits (n, 3) in the order of OUTPUTS of raw features (n, 15); beyond 5 standard deviations they count as 5."""
+        logits: torch.Tensor = self.layers(((features - self.mean) * self.scale).clamp(-5, 5))
+        return logits
 
     @torch.inference_mode()
-    def risks(self, features: np.ndarray) -> np.ndarray:
-        """P(failure), float64 (n,) in [0, 1], of raw feature rows (n, 15).
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """P(failure) (n, 3), float64 in [0, 1], in the order of OUTPUTS, of raw feature rows (n, 15).
 
         BadInput names a feature that is not finite, and refuses evidence of a kind that was not in training.
         """
@@ -138,7 +168,19 @@ class RiskModel(nn.Module):
                 raise BadInput(f"features[{row}].evidence: expected one of {known}, as in training, found {flag:g}")
         self.eval()
         z = self(torch.from_numpy(rows).float()).double()
-        return torch.sigmoid(z / self.temperature).numpy()
+        z[:, 0] /= self.temperature
+        return torch.sigmoid(z).numpy()
+
+    def risks(self, features: np.ndarray) -> np.ndarray:
+        """P(the small model alone fails), float64 (n,), of raw feature rows (n, 15); errors of `predict`."""
+        risks: np.ndarray = self.predict(features)[:, 0]
+        return risks
+
+    def benefits(self, features: np.ndarray) -> np.ndarray:
+        """p_SLM − p_LLM, float64 (n,) in [−1, 1]: how much the LLM's acting now lowers P(failure); errors of `predict`."""
+        predicted = self.predict(features)
+        benefits: np.ndarray = predicted[:, OUTPUTS.index("slm")] - predicted[:, OUTPUTS.index("llm")]
+        return benefits
 
     def risk(self, row: np.ndarray) -> float:
         """P(failure) of one feature row (15,)."""
@@ -183,8 +225,18 @@ def soft_cvar(rates: torch.Tensor, alpha: float) -> torch.Tensor:
     return rates.topk(worst_count(alpha, len(rates))).values.mean()
 
 
-def fit_risk(rollouts: Rollouts, settings: RiskSettings, seed: int) -> tuple[RiskModel, list[dict[str, float]]]:
+def actor_brier_loss(logits: torch.Tensor, by_llm: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
+    """Mean over steps of (p_a − y)², p_a of who acted; ``logits`` (n, 2) of small model and LLM, the others (n,)."""
+    acted = torch.where(by_llm > 0, logits[:, 1], logits[:, 0])
+    return ((torch.sigmoid(acted) - failed) ** 2).mean()
+
+
+def fit_risk(
+    rollouts: Rollouts, explored: Explored | None, settings: RiskSettings, seed: int
+) -> tuple[RiskModel, list[dict[str, float]]]:
     """Train on SLM-only rollouts, full batch with AdamW; returns the uncalibrated model and a history row a step.
+
+    Without ``explored`` only the first output is trained, and `RiskModel.benefits` means nothing.
 
     The games must not be those the policy was trained on: it hardly fails there, and nothing is learnt (BadInput where
     no episode failed, or all did).
@@ -199,13 +251,16 @@ def fit_risk(rollouts: Rollouts, settings: RiskSettings, seed: int) -> tuple[Ris
     model = RiskModel(settings.dropout)
     model.standardise(features)
     inputs = torch.tensor(features, dtype=torch.float32)
+    coin = None if explored is None else [
+        torch.tensor(part, dtype=torch.float32) for part in (explored.features, explored.by_llm, explored.failed)
+    ]  # fmt: skip
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     rho = torch.zeros((), requires_grad=True)
     dual = torch.optim.Adam([rho], lr=settings.dual_lr, maximize=True)
     history = []
     model.train()
     for step in range(1, settings.steps + 1):
-        p = torch.sigmoid(model(inputs))
+        p = torch.sigmoid(model(inputs)[:, 0])
         brier = brier_loss(p, failed, episode)
         cost = scaled_cost(p, episode, len(failed), settings.tau, settings.sharpness)
         worst = soft_cvar(
@@ -215,6 +270,8 @@ def fit_risk(rollouts: Rollouts, settings: RiskSettings, seed: int) -> tuple[Ris
         if settings.constrained:  # one Lagrangian: the network descends on it, ρ ascends
             loss = loss + softplus(rho) * (worst - settings.epsilon)
         multiplier = softplus(rho).item() if settings.constrained else 0.0
+        if coin is not None:
+            loss = loss + actor_brier_loss(model(coin[0])[:, 1:], coin[1], coin[2])
         optimiser.zero_grad()
         dual.zero_grad()
         loss.backward()
@@ -242,7 +299,7 @@ def calibrate(model: RiskModel, rollouts: Rollouts) -> None:
     _both_outcomes(rollouts)
     with torch.inference_mode():
         model.eval()
-        z = model(torch.tensor(check_features(rollouts.features), dtype=torch.float32)).double().numpy()
+        z = model(torch.tensor(check_features(rollouts.features), dtype=torch.float32))[:, 0].double().numpy()
     y = np.asarray(rollouts.failed, dtype=float)[rollouts.episode]
     weight = 1.0 / np.bincount(rollouts.episode)[rollouts.episode] / len(rollouts.failed)
 
@@ -258,7 +315,7 @@ def calibrate(model: RiskModel, rollouts: Rollouts) -> None:
     final = model.layers[-1]
     assert isinstance(final, nn.Linear)
     with torch.no_grad():
-        final.bias.add_(float(found.x[1]) * temperature)
+        final.bias[0] += float(found.x[1]) * temperature
         model.temperature.fill_(temperature)
 
 

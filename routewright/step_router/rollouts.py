@@ -15,7 +15,7 @@ from routewright.step_router.episodes import Episode, Make
 from routewright.step_router.features import NAMES, Candidate
 from routewright.step_router.perturbations import TABLE
 from routewright.step_router.policy import SmallModel, load_policy, load_verifier
-from routewright.step_router.risk import Rollouts
+from routewright.step_router.risk import Explored, Rollouts
 from routewright.step_router.situations import Proposer, Situation
 from routewright.step_router.taught import taught_environment
 
@@ -56,14 +56,14 @@ def as_rollouts(episodes: Sequence[Episode]) -> Rollouts:
     )
 
 
-def continuations(episodes: Sequence[Episode]) -> list[Episode]:
-    """Each episode with its turns after the last one of the LLM, from where the small model was alone; others left out."""
-    kept = []
-    for episode in episodes:
-        last = max((number for number, turn in enumerate(episode.turns) if turn.by == "llm"), default=-1)
-        if episode.turns[last + 1 :]:
-            kept.append(replace(episode, turns=episode.turns[last + 1 :]))
-    return kept
+def as_explored(episodes: Sequence[Episode]) -> Explored:
+    """Kept episodes under `escalation.Coin` as what the benefit of a call is learnt from."""
+    turns = [(turn, episode) for episode in episodes for turn in episode.turns]
+    return Explored(
+        features=np.array([turn.features for turn, _ in turns]),
+        by_llm=np.array([float(turn.by == "llm") for turn, _ in turns]),
+        failed=np.array([float(not episode.success) for _, episode in turns]),
+    )
 
 
 def first_steps(rollouts: Rollouts) -> Rollouts:

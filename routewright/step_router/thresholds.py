@@ -1,4 +1,4 @@
-"""Where to put the threshold τ (escalate iff p_t > τ): from costs, for a call budget, or with a guarantee on failures.
+"""Where to put the threshold τ (escalate iff a step's signal > τ): from costs, for a budget, or with a guarantee.
 
 The guarantees read a loss matrix (units, thresholds): each unit's loss in [0, 1] when its episodes are re-executed at
 each threshold of a grid. The grid ascends (the safest, most escalating threshold first) and is fixed before these units
@@ -21,31 +21,14 @@ from routewright.errors import BadInput
 def bayes_threshold(c_slm: float, c_llm: float, kappa: float) -> float:
     """τ* = (c_LLM − c_SLM)/κ (arXiv 2605.16604), κ the cost of a failed episode; may exceed 1: then never escalate.
 
-    It takes the LLM for flawless and the step for the last one that costs anything; `better_threshold` assumes neither.
+    For the signal p_SLM − p_LLM, which takes the LLM for no better than it is and what follows for alike in cost; for the
+    paper's P(failure of the small model alone) it is right only where the LLM is flawless and the step is the last.
     """
     if not kappa > 0:
         raise BadInput(f"kappa: the cost of a failure must be above 0, found {kappa}")
     if not c_llm >= c_slm:
         raise BadInput(f"c_llm: expected at least c_slm = {c_slm}, found {c_llm}")
     return (c_llm - c_slm) / kappa
-
-
-def better_threshold(p_llm: float, further_cost: float, kappa: float) -> float:
-    """The p_SLM above which κ·(p_SLM − p_LLM) > expected further cost: p_LLM + further_cost/κ.
-
-    ``p_llm`` is P(failure) if the LLM takes over here; ``further_cost`` what that is expected to cost beyond the small
-    model going on. With p_LLM = 0 and one step left it is `bayes_threshold`.
-    """
-    if not 0 <= p_llm <= 1:
-        raise BadInput(f"p_llm: expected a probability, found {p_llm}")
-    if not kappa > 0:
-        raise BadInput(f"kappa: the cost of a failure must be above 0, found {kappa}")
-    return p_llm + further_cost / kappa
-
-
-def worth_escalating(p_slm: float, p_llm: float, further_cost: float, kappa: float) -> bool:
-    """κ·(p_SLM − p_LLM) > expected further cost."""
-    return p_slm > better_threshold(p_llm, further_cost, kappa)
 
 
 def calls_at(risks: ArrayLike, episode: ArrayLike, thresholds: ArrayLike) -> np.ndarray:

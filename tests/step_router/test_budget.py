@@ -148,7 +148,7 @@ def test_bad_budgets_are_refused(calls: object) -> None:
 def test_bad_decisions_are_refused() -> None:
     with pytest.raises(BadInput, match="decisions"):
         DayBudget(1, 0.5, 0)
-    with pytest.raises(BadInput, match="risk"):
+    with pytest.raises(BadInput, match="benefit"):
         escalate(math.nan, 0, EpisodeBudget(1, 0.5, 5))
     with pytest.raises(BadInput, match="now"):
         escalate(0.9, 0, EpisodeBudget(1, 0.5, 5), DayBudget(1, 0.5, 5))

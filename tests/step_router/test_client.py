@@ -32,7 +32,7 @@ BEST = NAMES.index("verifier_best")
 FACTS: dict[str, Any] = {
     "thresholds": {"bayes": 0.4, "budget": 0.6, "guaranteed": None},
     "operating": "bayes",
-    "risks": [0.1, 0.5],
+    "benefits": [0.1, 0.5],
     "c_slm": 1.0,
     "c_llm": 50.0,
     "max_steps": 10,
@@ -40,10 +40,11 @@ FACTS: dict[str, Any] = {
 
 
 class OneMinusBest:
-    """A risk that a test can set: 1 − the best verifier score."""
+    """A risk and benefit that a test can set: 1 − the best verifier score, if the LLM never fails."""
 
-    def risk(self, row: np.ndarray) -> float:
-        return 1 - float(row[BEST])
+    def predict(self, rows: np.ndarray) -> np.ndarray:
+        alone = 1 - rows[:, BEST]
+        return np.stack([alone, alone, np.zeros(len(rows))], axis=1)
 
 
 def router(**settings: Any) -> StepRouter:
@@ -58,10 +59,12 @@ def step(episode: Episode, risk: float, action: str = "look") -> Decision:
 
 
 def folder(tmp_path: Path, **facts: Any) -> Path:
-    """A saved router whose risk is 1/2 whatever the features."""
+    """A saved router whose risk and benefit are 1/2 whatever the features: P(failure) 3/4 against the LLM's 1/4."""
     model = RiskModel()
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
+    with torch.no_grad():
+        model.layers[-1].bias += torch.tensor([0.0, math.log(3), -math.log(3)])
     model.evidence = torch.ones(3)
     save_risk(model, tmp_path / "router", RiskSettings(), {**FACTS, **facts})
     return tmp_path / "router"
@@ -198,9 +201,9 @@ def test_an_episode_spends_its_budget_and_no_more() -> None:
     assert [d.take for d in decisions] == [None, None, "look", "look", "look"]
 
 
-def test_an_episode_is_paced_by_past_risks() -> None:
-    """One call, four steps, past risks 0.1 … 0.9: the level falls 0.7, 0.7, 0.5, τ, as in `budget.py`."""
-    episode = router(risks=[0.1, 0.3, 0.5, 0.7, 0.9]).episode("x", max_steps=4, calls=1)
+def test_an_episode_is_paced_by_past_benefits() -> None:
+    """One call, four steps, past benefits 0.1 … 0.9: the level falls 0.7, 0.7, 0.5, τ, as in `budget.py`."""
+    episode = router(benefits=[0.1, 0.3, 0.5, 0.7, 0.9]).episode("x", max_steps=4, calls=1)
     decisions = [step(episode, risk) for risk in (0.6, 0.65, 0.55, 0.95)]
     assert [d.escalate for d in decisions] == [False, False, True, False]
     assert [d.threshold for d in decisions] == [0.7, 0.7, 0.5, 1.0]
@@ -291,13 +294,13 @@ def test_load(tmp_path: Path) -> None:
 
 def test_no_certified_threshold_leaves_every_step_to_the_llm(tmp_path: Path) -> None:
     """Within the budget."""
-    shared = StepRouter.load(folder(tmp_path, operating="guaranteed", risks=[]))
+    shared = StepRouter.load(folder(tmp_path, operating="guaranteed", benefits=[]))
     episode = shared.episode("x", max_steps=5, calls=2)
     decisions = [step(episode, 0.1) for _ in range(3)]
     assert [(d.escalate, d.threshold) for d in decisions] == [(True, -1.0), (True, -1.0), (False, 1.0)]
 
 
-def test_a_threshold_beyond_every_risk_never_escalates(tmp_path: Path) -> None:
+def test_a_threshold_beyond_every_benefit_never_escalates(tmp_path: Path) -> None:
     thresholds = {"bayes": math.inf}
     decision = step(StepRouter.load(folder(tmp_path, thresholds=thresholds)).episode("x"), 0.1)
     assert (decision.escalate, decision.threshold) == (False, 1.0)
@@ -310,7 +313,7 @@ def test_a_threshold_beyond_every_risk_never_escalates(tmp_path: Path) -> None:
         ({"thresholds": {"bayes": "0.4"}}, r"risk\.json: thresholds\.bayes: expected a valid number$"),
         ({"thresholds": {"bayes": math.nan}}, r"^threshold: expected a number, found NaN$"),
         ({"c_llm": -1.0}, r"risk\.json: c_llm: expected greater than or equal to 0$"),
-        ({"risks": [0.1, 2.0]}, r"risk\.json: risks\.1: expected less than or equal to 1$"),
+        ({"benefits": [0.1, 2.0]}, r"risk\.json: benefits\.1: expected less than or equal to 1$"),
         ({"max_steps": None}, r"risk\.json: max_steps: expected a valid integer$"),
     ],
 )
@@ -341,7 +344,8 @@ def logged(tmp_path: Path) -> tuple[Path, list[Decision]]:
 def test_feedback_comes_back_as_it_was(tmp_path: Path) -> None:
     log, decisions = logged(tmp_path)
     entries = read_feedback(log)
-    for name in ("request_id", "features", "risk", "threshold", "escalate", "explored", "propensity", "timestamp"):
+    told = ("request_id", "features", "risk", "benefit", "threshold", "escalate", "explored", "propensity", "timestamp")
+    for name in told:
         assert [getattr(e, name) for e in entries] == [getattr(d, name) for d in decisions]
     assert [e.outcome for e in entries] == [1.0, 1.0, 0.0]
     assert [e.step for e in entries] == [0, 1, 0]

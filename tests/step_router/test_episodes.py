@@ -205,6 +205,17 @@ def test_rules_together_equal_rules_one_by_one_and_the_plain_loop(tmp_path: Path
     assert {kind for episode in together for turn in episode.turns for kind in turn.struck} >= {"tool_failure", "stale"}
 
 
+def test_tasks_take_the_seeds_in_turns(tmp_path: Path) -> None:
+    """Three tasks, two of five seeds each: 0 1, 2 3, 4 0; more than there are is all of them."""
+    tasks = ["reach 1", "reach 2", "reach 3"]
+    played = play(lanes, [LLM], tasks, range(5), tmp_path, 1, "episodes", each=2)
+    assert [(e.task, e.seed) for e in played] == [
+        ("reach 1", 0), ("reach 1", 1), ("reach 2", 2), ("reach 2", 3), ("reach 3", 4), ("reach 3", 0),
+    ]  # fmt: skip
+    every = play(lanes, [LLM], tasks, range(2), tmp_path / "all", 1, "episodes", each=9)
+    assert [e.seed for e in every if e.task == "reach 2"] == [0, 1]
+
+
 def test_the_same_for_any_workers_and_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = [Perturbation("tool_failure", 0.3, 1.0), Perturbation("missing", 0.3, 0.0)]
     seeds, rules = range(5), many_rules()

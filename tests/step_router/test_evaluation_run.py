@@ -66,7 +66,8 @@ def test_every_row_has_its_thresholds_once(router: Path) -> None:
     rules, models = rules_of(router, rollouts(), 4, {"risk": 0.123})
     found = by_row(rules)
     assert list(found) == [
-        "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "risk", "risk-no-cvar",
+        "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "failure-risk",
+        "risk", "risk-no-cvar",
     ]  # fmt: skip
     assert (found["slm"], found["llm"]) == ([NEVER], [ALWAYS])
     assert [rule.row for rule in rules if rule.keep] == ["slm"], "only its turns are needed"
@@ -116,7 +117,9 @@ class Half:
 def test_an_ablated_group_is_constant_everywhere(router: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[np.ndarray, np.ndarray, Half]] = []
 
-    def fitted(train: Rollouts, holdout: Rollouts, settings: RiskSettings, seed: int) -> tuple[Half, list[Any]]:
+    def fitted(
+        train: Rollouts, explored: None, holdout: Rollouts, settings: RiskSettings, seed: int
+    ) -> tuple[Half, list[Any]]:
         seen.append((train.features, holdout.features, Half()))
         assert (settings.steps, seed) == (3, 5)
         return seen[-1][2], []

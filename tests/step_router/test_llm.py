@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -293,12 +294,14 @@ def run_example(arguments: list[str], **environment: str) -> subprocess.Complete
 
 
 def saved_router(tmp_path: Path) -> Path:
-    """A router whose risk is 1/2, above its threshold of 0.4, at every step."""
+    """A router whose benefit is 1/2, above its threshold of 0.4, at every step."""
     model = RiskModel()
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
+    with torch.no_grad():
+        model.layers[-1].bias += torch.tensor([0.0, math.log(3), -math.log(3)])
     model.evidence = torch.ones(3)
-    facts = {"thresholds": {"bayes": 0.4}, "operating": "bayes", "risks": [], "c_slm": 1.0, "c_llm": 50.0, "max_steps": 10}
+    facts = {"thresholds": {"bayes": 0.4}, "operating": "bayes", "c_slm": 1.0, "c_llm": 50.0, "max_steps": 10}
     save_risk(model, tmp_path / "router", RiskSettings(), facts)
     return tmp_path / "router"
 

@@ -19,9 +19,11 @@ from routewright.evaluation.calibration import expected_calibration_error
 from routewright.step_router.features import NAMES
 from routewright.step_router.frontier import brier_skill, cvar, seed_failure_rates
 from routewright.step_router.risk import (
+    Explored,
     RiskModel,
     RiskSettings,
     Rollouts,
+    actor_brier_loss,
     brier_loss,
     calibrate,
     episode_mean,
@@ -162,7 +164,7 @@ def population(episodes: int, seed: int, evidence: tuple[int, ...] = (0,)) -> Po
 
 
 def fitted(settings: RiskSettings, seed: int, evidence: tuple[int, ...] = (0,)) -> RiskModel:
-    model, _ = fit_risk(population(500, 3 * seed, evidence).rollouts, settings, seed)
+    model, _ = fit_risk(population(500, 3 * seed, evidence).rollouts, None, settings, seed)
     calibrate(model, population(500, 3 * seed + 1, evidence).rollouts)
     return model
 
@@ -200,12 +202,12 @@ def test_the_constraint_helps_the_worst_seeds_at_the_same_escalation() -> None:
 
 def test_the_multiplier_rises_while_the_bound_is_broken_and_falls_below_it() -> None:
     data = population(200, 5).rollouts
-    strict = [row["lambda"] for row in fit_risk(data, replace(FAST, steps=20, epsilon=0.0), 0)[1]]
-    loose = [row["lambda"] for row in fit_risk(data, replace(FAST, steps=20, epsilon=1.0), 0)[1]]
+    strict = [row["lambda"] for row in fit_risk(data, None, replace(FAST, steps=20, epsilon=0.0), 0)[1]]
+    loose = [row["lambda"] for row in fit_risk(data, None, replace(FAST, steps=20, epsilon=1.0), 0)[1]]
     assert strict[0] == loose[0] == pytest.approx(math.log(2))
     assert all(b > a for a, b in pairwise(strict))
     assert all(b < a for a, b in pairwise(loose))
-    free = fit_risk(data, replace(FAST, steps=3, constrained=False), 0)[1]
+    free = fit_risk(data, None, replace(FAST, steps=3, constrained=False), 0)[1]
     assert {row["lambda"] for row in free} == {0.0}
 
 
@@ -214,10 +216,10 @@ def test_the_same_seed_gives_the_same_router_and_leaves_the_callers_random_numbe
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
-    one, _ = fit_risk(data, replace(FAST, steps=5), seed=4)
+    one, _ = fit_risk(data, None, replace(FAST, steps=5), seed=4)
     assert torch.equal(torch.rand(3), expected)
-    two, _ = fit_risk(data, replace(FAST, steps=5), seed=4)
-    other, _ = fit_risk(data, replace(FAST, steps=5), seed=5)
+    two, _ = fit_risk(data, None, replace(FAST, steps=5), seed=4)
+    other, _ = fit_risk(data, None, replace(FAST, steps=5), seed=5)
     assert np.array_equal(one.risks(data.features), two.risks(data.features))
     assert not np.array_equal(one.risks(data.features), other.risks(data.features))
 
@@ -226,13 +228,63 @@ def test_a_constant_feature_never_counts_and_a_far_one_is_held() -> None:
     data = population(60, 7).rollouts
     rows = data.features.copy()
     rows[:, NAMES.index("step")] = 4.0
-    model, _ = fit_risk(replace(data, features=rows), replace(FAST, steps=5), seed=0)
+    model, _ = fit_risk(replace(data, features=rows), None, replace(FAST, steps=5), seed=0)
     moved = rows.copy()
     moved[:, NAMES.index("step")] = 400.0
     assert np.array_equal(model.risks(rows), model.risks(moved))
     far, farther = rows[:1].copy(), rows[:1].copy()
     far[0, 0], farther[0, 0] = 10, 1e30  # the feature has deviation 1
     assert np.array_equal(model.risks(far), model.risks(farther))
+
+
+# --- The benefit of calling the LLM
+
+
+def test_actor_brier_loss_by_hand() -> None:
+    """The small model acted with p 0.5 and failed, the LLM with p 0.75 and did not: (0.5² + 0.75²)/2, one logit each."""
+    logits = torch.tensor([[0.0, 9.0], [9.0, math.log(3)]], requires_grad=True)
+    loss = actor_brier_loss(logits, torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]))
+    assert loss.item() == pytest.approx((0.25 + 0.5625) / 2)
+    loss.backward()
+    assert ((logits.grad != 0).tolist()) == [[True, False], [False, True]]
+
+
+def tossed(steps: int, seed: int) -> tuple[Explored, np.ndarray]:
+    """Steps of a coin, and P(failure) by which the LLM's acting lowers: 0.4 where `repeats` shows it, else 0.
+
+    A hopeless half (`step`) fails with 0.9 whoever acts: the highest risk and no benefit.
+    """
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(steps, len(NAMES)))
+    rows[:, NAMES.index("evidence")] = 0.0
+    hopeless, rescued = rows[:, NAMES.index("step")] > 0, rows[:, NAMES.index("repeats")] > 0.5
+    by_llm = (rng.random(steps) < 0.35).astype(float)
+    gain = np.where(~hopeless & rescued, 0.4, 0.0)
+    failed = rng.random(steps) < np.where(hopeless, 0.9, 0.5) - gain * by_llm
+    return Explored(rows, by_llm, failed.astype(float)), gain
+
+
+def test_the_benefit_is_where_the_llm_changes_the_outcome_not_where_the_risk_is_highest() -> None:
+    explored, _ = tossed(6000, 0)
+    alone = Rollouts(explored.features, np.arange(6000), explored.failed, np.arange(6000) % 5)
+    model, _ = fit_risk(alone, explored, replace(FAST, steps=200, constrained=False), 0)
+    fresh, gain = tossed(4000, 1)
+    benefits, risks = model.benefits(fresh.features), model.risks(fresh.features)
+    assert benefits.mean() == pytest.approx(gain.mean(), abs=0.04)
+    assert benefits[gain > 0].mean() - benefits[gain == 0].mean() > 0.2
+    top, riskiest = np.argsort(-benefits)[:600], np.argsort(-risks)[:600]
+    assert gain[top].mean() > 2 * gain.mean()
+    assert gain[riskiest].mean() < gain.mean() / 2
+    assert np.abs(benefits).max() <= 1
+    assert model.predict(fresh.features)[:, 0].tolist() == risks.tolist()
+
+
+def test_steps_of_a_coin_that_do_not_fit_together_are_refused() -> None:
+    explored, _ = tossed(5, 0)
+    with pytest.raises(BadInput, match=r"explored\.by_llm: expected 0 or 1 for each of 5 steps"):
+        replace(explored, by_llm=np.full(5, 0.35))
+    with pytest.raises(BadInput, match=r"explored\.failed: expected 0 or 1 for each of 5 steps"):
+        replace(explored, failed=np.zeros(4))
 
 
 # --- Calibration
@@ -249,14 +301,15 @@ def test_calibration_recovers_temperature_and_level() -> None:
     with torch.no_grad():
         for layer in (model.layers[0], model.layers[3], model.layers[6]):
             layer.weight *= 3
-        z = model.eval()(torch.tensor(rows, dtype=torch.float32)).double().numpy()
+        z = model.eval()(torch.tensor(rows, dtype=torch.float32))[:, 0].double().numpy()
     assert z.std() > 0.5
     truth = 1 / (1 + np.exp(-(z - 1) / 2))
     n = len(rows)
     calibrate(model, Rollouts(rows, np.arange(n), (rng.random(n) < truth).astype(int), np.zeros(n, dtype=int)))
     assert model.temperature.item() == pytest.approx(2, rel=0.15)
     assert np.abs(model.risks(rows) - truth).max() < 0.05
-    assert np.array_equal(np.argsort(z), np.argsort(model(torch.tensor(rows, dtype=torch.float32)).detach().numpy()))
+    after = model(torch.tensor(rows, dtype=torch.float32))[:, 0].detach().numpy()
+    assert np.array_equal(np.argsort(z), np.argsort(after))
 
 
 def test_calibration_weighs_episodes_not_steps() -> None:
@@ -277,7 +330,7 @@ def test_a_router_trained_both_ways_works_both_ways_and_another_refuses() -> Non
         fresh = population(400, 97, (flag,))
         risks = both.risks(fresh.rollouts.features)
         assert brier_skill(risks, fresh.rollouts.failed, fresh.rollouts.episode, fresh.group, seed=0).low > 0
-    only, _ = fit_risk(population(60, 8).rollouts, replace(FAST, steps=2), seed=0)
+    only, _ = fit_risk(population(60, 8).rollouts, None, replace(FAST, steps=2), seed=0)
     with pytest.raises(BadInput, match=r"features\[0\]\.evidence: expected one of \[0\]"):
         only.risks(fresh.rollouts.features)
     with pytest.raises(BadInput, match="evidence"):
@@ -359,6 +412,6 @@ def test_rollouts_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(BadInput, match=r"rollouts.failed: expected 0 or 1"):
         replace(data, failed=data.failed * 0.5)
     with pytest.raises(BadInput, match="only one kind"):
-        fit_risk(replace(data, failed=np.ones(10, dtype=int)), FAST, seed=0)
+        fit_risk(replace(data, failed=np.ones(10, dtype=int)), None, FAST, seed=0)
     with pytest.raises(BadInput, match="only one kind"):
         calibrate(RiskModel(), replace(data, failed=np.zeros(10, dtype=int)))

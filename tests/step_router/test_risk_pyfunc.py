@@ -35,14 +35,15 @@ def save(folder: Path, threshold: float | None) -> RiskModel:
 def test_predictions_are_the_model_s_risks_and_escalate_above_the_threshold(tmp_path: Path) -> None:
     rows = features(20)
     model = save(tmp_path, 0.5)
-    risks = model.risks(rows)
-    threshold = float(np.sort(risks)[11])
+    risks, benefits = model.risks(rows), model.benefits(rows)
+    threshold = float(np.sort(benefits)[11])
     save(tmp_path, threshold)
     table = pd.DataFrame(rows, columns=list(NAMES), index=range(100, 120))[[*reversed(NAMES)]]
     answer = _load_pyfunc(str(tmp_path)).predict(table)
     assert answer["risk"].tolist() == risks.tolist()
-    assert answer["escalate"].tolist() == (risks > threshold).tolist()
-    assert answer["escalate"].sum() == 8, "a risk that equals the threshold is not escalated"
+    assert answer["benefit"].tolist() == benefits.tolist()
+    assert answer["escalate"].tolist() == (benefits > threshold).tolist()
+    assert answer["escalate"].sum() == 8, "a benefit that equals the threshold is not escalated"
     assert answer.index.tolist() == table.index.tolist()
 
 

@@ -18,8 +18,8 @@ from routewright.step_router.perturbations import TABLE, Perturbed
 from routewright.step_router.policy import SmallModel
 from routewright.step_router.rollouts import (
     WithoutLogprobs,
+    as_explored,
     as_rollouts,
-    continuations,
     first_scores,
     first_steps,
     player,
@@ -43,26 +43,20 @@ def test_as_rollouts_by_hand() -> None:
     assert rollouts.seed.tolist() == [7, 3, 7]
 
 
+def test_as_explored_by_hand() -> None:
+    by_llm = replace(EPISODES[0], turns=(EPISODES[0].turns[0], replace(EPISODES[0].turns[1], by="llm")))
+    explored = as_explored([by_llm, EPISODES[1]])
+    assert explored.features[:, 0].tolist() == [1, 2, 3]
+    assert explored.by_llm.tolist() == [0, 1, 0]
+    assert explored.failed.tolist() == [0, 0, 1]
+
+
 def test_first_steps_by_hand() -> None:
     told = [episode(7, True, 0.0, 2.0), episode(3, False, 3.0), episode(5, False, 0.0, 5.0, 6.0)]
     first = first_steps(as_rollouts(told))
     assert first.features[:, 0].tolist() == [0, 0], "the second is not told from its beginning"
     assert first.episode.tolist() == [0, 1]
     assert (first.failed.tolist(), first.seed.tolist()) == ([0, 1], [7, 5])
-
-
-def test_continuations_begin_after_the_llm() -> None:
-    by = [("llm", "slm", "slm"), ("llm", "slm", "llm", "slm"), ("llm", "llm"), ("slm", "slm")]
-    mixed = [
-        replace(
-            EPISODES[0],
-            seed=seed,
-            turns=tuple(replace(EPISODES[0].turns[0], by=who, action=f"{n}") for n, who in enumerate(line)),
-        )
-        for seed, line in enumerate(by)
-    ]
-    kept = continuations(mixed)
-    assert [(e.seed, [turn.action for turn in e.turns]) for e in kept] == [(0, ["1", "2"]), (1, ["3"]), (3, ["0", "1"])]
 
 
 def features(*candidates: tuple[str, float]) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_policy import tiny_profile
 
-from routewright.step_router.calibration import choose_thresholds, fit, held_out_tasks, risk_grid, roc
+from routewright.step_router.calibration import benefit_grid, choose_thresholds, fit, held_out_tasks, roc
 from routewright.step_router.episodes import Episode
 from routewright.step_router.features import NAMES
 from routewright.step_router.risk import RiskModel, RiskSettings, Rollouts, calibrate, fit_risk
@@ -43,9 +43,9 @@ def thresholds(episodes: list[Episode], **router: float) -> dict[str, float | No
 
 
 def test_thresholds_by_hand() -> None:
-    """(50 − 1)/500 = 0.098; 4 LLM steps: 49·4/500 = 0.392; 0.9^40·e = 0.04 ≤ 0.05 certifies 40 wins of 40."""
+    """(50 − 1)/500 = 0.098; 0.9^40·e = 0.04 ≤ 0.05 certifies 40 wins of 40."""
     assert thresholds(played()) == pytest.approx(
-        {"parity": 0.5, "bayes": 0.098, "better": 0.392, "budget": 0.5, "guaranteed": 0.5}
+        {"parity": 0.5, "bayes": 0.098, "budget": 0.5, "guaranteed": 0.5}
     )
 
 
@@ -70,11 +70,9 @@ def test_budget_by_hand(budget: float, expected: float) -> None:
 
 
 def test_costs_by_hand() -> None:
-    """A failure that costs little is never worth a call: thresholds stop at 1. The LLM's own failures add to `better`."""
+    """A failure that costs little is never worth a call: thresholds stop at 1."""
     assert thresholds(played(), kappa=10.0)["bayes"] == 1.0
-    assert thresholds(played(), kappa=10.0)["better"] == 1.0
     assert thresholds(played(), c_llm=1.0)["bayes"] == 0.0
-    assert thresholds(played(llm=0.9))["better"] == pytest.approx(0.1 + 0.392)
 
 
 def test_guarantee_needs_enough_tasks_not_episodes() -> None:
@@ -123,8 +121,8 @@ def test_there_is_no_roc_where_all_end_alike(outcome: int) -> None:
 
 def test_fit_calibrates_on_the_holdout() -> None:
     train, holdout = rollouts([0, 1, 0, 1], [3, 2, 4, 1]), rollouts([1, 0, 1], [2, 2, 2], seed=1)
-    model, history = fit(train, holdout, FAST, 5)
-    expected, steps = fit_risk(train, FAST, 5)
+    model, history = fit(train, None, holdout, FAST, 5)
+    expected, steps = fit_risk(train, None, FAST, 5)
     before = expected.risks(train.features)
     calibrate(expected, holdout)
     assert np.array_equal(model.risks(train.features), expected.risks(train.features))
@@ -135,19 +133,19 @@ def test_fit_calibrates_on_the_holdout() -> None:
 
 def test_fit_falls_back_to_the_training_episodes() -> None:
     train, holdout = rollouts([0, 1, 0, 1], [3, 2, 4, 1]), rollouts([1, 1], [2, 2], seed=1)
-    model, _ = fit(train, holdout, FAST, 5)
-    expected, _ = fit_risk(train, FAST, 5)
+    model, _ = fit(train, None, holdout, FAST, 5)
+    expected, _ = fit_risk(train, None, FAST, 5)
     calibrate(expected, train)
     assert np.array_equal(model.risks(train.features), expected.risks(train.features))
 
 
-def test_the_grid_is_of_the_models_risks() -> None:
+def test_the_grid_is_of_the_models_benefits() -> None:
     data = rollouts([0, 1], [60, 60])
-    model, _ = fit_risk(data, FAST, 0)
-    grid, risks = risk_grid(model, data), model.risks(data.features)
+    model, _ = fit_risk(data, None, FAST, 0)
+    grid, benefits = benefit_grid(model, data), model.benefits(data.features)
     assert grid == sorted(set(grid))
-    assert np.mean(risks > grid[0]) == pytest.approx(0.9, abs=0.02)
-    assert np.mean(risks > grid[-1]) == pytest.approx(0.05, abs=0.02)
+    assert np.mean(benefits > grid[0]) == pytest.approx(0.9, abs=0.02)
+    assert np.mean(benefits > grid[-1]) == pytest.approx(0.05, abs=0.02)
     constant = RiskModel()
     constant.standardise(np.zeros((2, len(NAMES))))
-    assert len(risk_grid(constant.eval(), data)) == 1
+    assert len(benefit_grid(constant.eval(), data)) == 1

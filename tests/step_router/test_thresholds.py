@@ -12,14 +12,12 @@ from scipy.stats import binom
 from routewright.errors import BadInput
 from routewright.step_router.thresholds import (
     bayes_threshold,
-    better_threshold,
     binomial_p_value,
     calls_at,
     conformal_risk_control,
     hoeffding_bentkus_p_value,
     learn_then_test,
     threshold_for_calls,
-    worth_escalating,
 )
 
 GRID = np.linspace(0.0, 1.0, 21)
@@ -30,14 +28,6 @@ TARGET = 0.1
 def test_bayes_threshold_by_hand() -> None:
     assert bayes_threshold(1, 50, 100) == pytest.approx(0.49)
     assert bayes_threshold(1, 50, 10) > 1  # a failure costs less than the call: never
-
-
-def test_better_threshold_by_hand() -> None:
-    """The LLM fails 5 % and taking over costs 98 more: p_SLM must exceed 0.05 + 98/200 = 0.54."""
-    assert better_threshold(0.05, 98, 200) == pytest.approx(0.54)
-    assert worth_escalating(0.55, 0.05, 98, 200)
-    assert not worth_escalating(0.53, 0.05, 98, 200)
-    assert better_threshold(0.0, 49, 100) == bayes_threshold(1, 50, 100)
 
 
 def test_calls_at_by_hand() -> None:
@@ -188,8 +178,6 @@ def test_conformal_risk_control_bounds_the_mean_and_only_the_mean() -> None:
     [
         (lambda: bayes_threshold(1, 50, 0), "kappa"),
         (lambda: bayes_threshold(50, 1, 10), "c_llm"),
-        (lambda: better_threshold(1.5, 1, 1), "p_llm"),
-        (lambda: better_threshold(0.5, 1, -1), "kappa"),
         (lambda: threshold_for_calls([[1.0]], [0.5], -1), "budget"),
         (lambda: threshold_for_calls([[1.0]], [0.5], math.nan), "budget"),
         (lambda: learn_then_test([[0.0]], [0.5], 0.0), "target"),
