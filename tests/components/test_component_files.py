@@ -34,7 +34,7 @@ def top_level_imports(source: str) -> set[str]:
 
 
 def test_there_is_a_component_for_every_stage() -> None:
-    search = {"fetch_dataset", "synthesize", "sft", "rl", "evaluate"}
+    search = {"fetch_dataset", "synthesize", "sft", "rl", "evaluate", "promote"}
     step = {"distill_bc", "verifier", "distill_dpo", "calibrate", "evaluate_step_router"}
     assert {folder.name for folder in FOLDERS} >= search | step
 

@@ -79,16 +79,31 @@ def test_the_search_pipeline_chains_its_stages() -> None:
         "sft": ["fetch-dataset", "synthesize"],
         "rl": ["fetch-dataset", "sft", "synthesize"],
         "evaluate": ["fetch-dataset", "rl", "sft", "synthesize"],
+        "condition-1": ["evaluate", "fetch-dataset", "rl", "synthesize"],
     }
+
+
+@pytest.mark.parametrize(("name", "router"), [("search-router", "rl.model"), ("step-router", "calibrate.router")])
+def test_a_pipeline_promotes_only_where_it_is_told_to(name: str, router: str) -> None:
+    spec = load(COMPILED / f"{name}.yaml")
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert parameters["promote"]["defaultValue"] is False
+    assert parameters["deploy"]["defaultValue"] == ""
+    condition = spec["root"]["dag"]["tasks"]["condition-1"]
+    assert condition["triggerPolicy"]["condition"] == "inputs.parameter_values['pipelinechannel--promote'] == true"
+    assert router in artifact_sources(condition).values()
+    (promotion,) = spec["components"]["comp-condition-1"]["dag"]["tasks"].values()
+    assert promotion["inputs"]["parameters"]["router"] == {"runtimeValue": {"constant": name}}
+    assert set(promotion["inputs"]["artifacts"]) == {"dataset", "examples", "model", "evaluation"}
 
 
 def test_the_step_pipeline_chains_its_stages() -> None:
     root = load(COMPILED / "step-router.yaml")["root"]
     parameters = root["inputDefinitions"]["parameters"]
     assert {name: kind["parameterType"] for name, kind in parameters.items()} == {
-        "environment": "STRING", "profile": "STRING", "seed": "NUMBER_INTEGER"
+        "environment": "STRING", "profile": "STRING", "seed": "NUMBER_INTEGER", "promote": "BOOLEAN", "deploy": "STRING"
     }  # fmt: skip
-    tasks = root["dag"]["tasks"]
+    tasks = {name: task for name, task in root["dag"]["tasks"].items() if name != "condition-1"}
     sources = {name: artifact_sources(task) for name, task in tasks.items()}
     data = {"dataset": "fetch-dataset.dataset"}
     taught = {**data, "examples": "synthesize.examples"}

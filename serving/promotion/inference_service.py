@@ -1,0 +1,267 @@
+"""The InferenceService of a router, built with the KServe SDK, for Knative and for Standard mode.
+
+The canary depends on the mode: Knative splits traffic between the revisions of one predictor
+(``predictor.canaryTrafficPercent``), Standard has named predictors side by side (``spec.canary``), and each silently
+ignores the other's field.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from routewright.errors import BadInput
+
+Mode = Literal["Knative", "Standard"]
+MODE = "serving.kserve.io/deploymentMode"
+VERSION, DIGEST, PREDICTOR, PREVIOUS, ROLLED_BACK = (
+    f"routewright/{name}" for name in ("model-version", "model-digest", "predictor", "previous", "rolled-back-from")
+)
+"""Annotations: the model, the hash of the predictor that was asked for, and what to go back to."""
+MODEL_DIR = "/mnt/models"
+CONTAINER = "kserve-container"
+_GIB = 1 << 30
+_NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Prometheus(_Strict):
+    """PromQL whose ``{revision}`` is the Knative revision, or in Standard mode the name of the predictor's service."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    requests: str = Field(description="how many requests came in since the step began, over {window} seconds")
+    error_rate: str = Field(description="share of them that failed, 0..1")
+    p95: str = Field(description="95th percentile of their latency, seconds")
+
+
+class MetricPages(_Strict):
+    """The /metrics pages of one candidate and one champion server, in Prometheus' text format."""
+
+    candidate: Annotated[str, Field(pattern=r"^https?://")]
+    champion: Annotated[str, Field(pattern=r"^https?://")]
+
+
+class Canary(_Strict):
+    """How a new version takes over the traffic, and what stops it."""
+
+    steps: tuple[Annotated[int, Field(ge=1, le=100)], ...] = (5, 25, 100)
+    ready_s: float = Field(default=600.0, gt=0, description="a step that is not ready after so long is taken back")
+    hold_s: float = Field(default=300.0, ge=0, description="how long every step is watched")
+    poll_s: float = Field(default=5.0, gt=0)
+    min_requests: int = Field(default=50, ge=1, description="a step with fewer requests says nothing and is taken back")
+    error_rate_rise: float = Field(default=0.01, ge=0, le=1, description="error rate above the champion's")
+    p95_ratio: float = Field(default=1.5, gt=0, description="p95 latency / the champion's")
+    pages: MetricPages | None = None
+    prometheus: Prometheus | None = None
+
+    @model_validator(mode="after")
+    def _steps_rise_to_all(self) -> Canary:
+        if not self.steps or list(self.steps) != sorted(set(self.steps)) or self.steps[-1] != 100:
+            raise ValueError(f"expected steps that rise to 100, found {list(self.steps)}")
+        if self.pages is not None and self.prometheus is not None:
+            raise ValueError("expected pages or prometheus, found both")
+        return self
+
+
+class Deployment(_Strict):
+    """Where and how a router is served (deploy.yaml); secrets belong to the service account."""
+
+    namespace: Annotated[str, Field(pattern=rf"^{_NAME}$")]
+    service: Annotated[str, Field(pattern=rf"^{_NAME}$")]
+    mode: Mode
+    image: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}$")]
+    service_account: str | None = None
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cpu: str = "1"
+    memory: str = "2Gi"
+    min_replicas: int = Field(default=1, ge=0)
+    max_replicas: int = Field(default=3, ge=1)
+    timeout_s: int = Field(default=60, ge=1)
+    storage_initializer_gib: float = Field(default=1.0, gt=0, description="its memory limit; a larger model is not deployed")
+    volumes: dict[str, str] = Field(default={}, description="{folder of MLflow's artifacts: persistent volume claim}")
+    canary: Canary = Canary()
+
+
+def load_deployment(path: Path) -> Deployment:
+    """The deployment in a YAML file; BadInput names file and field."""
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Deployment.model_validate(given)
+    except OSError as error:
+        raise BadInput(
+            f"{path}: cannot be read ({error.strerror}), expected a YAML file with namespace, service, …"
+        ) from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        reason = fault["msg"].removeprefix("Value error, ")
+        raise BadInput(f"{path}: {'.'.join(map(str, fault['loc'])) or 'content'}: {reason}") from None
+
+
+def check_size(size: int, deployment: Deployment) -> None:
+    """BadInput for a model that KServe's storage initializer would be killed over; ``size`` in bytes."""
+    if size > deployment.storage_initializer_gib * _GIB:
+        raise BadInput(
+            f"the model has {size / _GIB:.1f} GiB, more than the storage initializer's memory of "
+            f"{deployment.storage_initializer_gib:g} GiB: raise that limit in KServe's configuration and "
+            "storage_initializer_gib in the deployment file"
+        )
+
+
+def kserve_sdk() -> Any:
+    """The KServe SDK; importing it parses the command line and stops at options that it takes for its own."""
+    given, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        import kserve
+    except ModuleNotFoundError as error:
+        raise BadInput(f"--deploy: {error.name} is not installed, pip install 'routewright[serve]' brings it") from None
+    finally:
+        sys.argv = given
+    return kserve
+
+
+def predictor(deployment: Deployment, router: str, version: str, digest: str, uri: str) -> dict[str, Any]:
+    """The predictor of one model version, without any canary field; ``uri`` is where KServe finds the model folder."""
+    from kubernetes.client import (
+        V1Capabilities,
+        V1Container,
+        V1ContainerPort,
+        V1EnvVar,
+        V1HTTPGetAction,
+        V1Probe,
+        V1ResourceRequirements,
+        V1SeccompProfile,
+        V1SecurityContext,
+    )
+
+    env = {"STORAGE_URI": uri, **deployment.env}
+    resources = {"cpu": deployment.cpu, "memory": deployment.memory}
+    container = V1Container(
+        name=CONTAINER,
+        image=deployment.image,
+        command=list(deployment.command) or None,
+        args=list(deployment.args) or ["serve", router, "--model", MODEL_DIR, "--host", "0.0.0.0", "--port", "8080"],
+        env=[V1EnvVar(name=name, value=value) for name, value in env.items()],
+        ports=[V1ContainerPort(container_port=8080, protocol="TCP")],
+        readiness_probe=V1Probe(http_get=V1HTTPGetAction(path="/v2/health/ready", port=8080), timeout_seconds=2),
+        resources=V1ResourceRequirements(requests=resources, limits=resources),
+        security_context=V1SecurityContext(
+            allow_privilege_escalation=False,
+            capabilities=V1Capabilities(drop=["ALL"]),
+            run_as_non_root=True,
+            seccomp_profile=V1SeccompProfile(type="RuntimeDefault"),
+        ),
+    )
+    spec = kserve_sdk().V1beta1PredictorSpec(
+        # Standard mode tells the predictors apart by name, and promotes one by naming it.
+        name=predictor_name(version) if deployment.mode == "Standard" else None,
+        containers=[container],
+        service_account_name=deployment.service_account,
+        min_replicas=deployment.min_replicas,
+        max_replicas=max(deployment.max_replicas, deployment.min_replicas),
+        timeout=deployment.timeout_s,
+        labels=model_labels(version, digest),
+        annotations=model_annotations(version, digest),
+    )
+    return as_json(spec)
+
+
+def predictor_name(version: str) -> str:
+    """What Standard mode calls the predictor of a version."""
+    return f"v{version}"
+
+
+def model_labels(version: str, digest: str) -> dict[str, str]:
+    """Labels that find a model's objects; a label holds 63 characters, so the digest is cut to 16."""
+    return {VERSION: version, DIGEST: digest[:16]}
+
+
+def model_annotations(version: str, digest: str) -> dict[str, str]:
+    """The model in full, and what scrapes /metrics."""
+    scrape = {"prometheus.io/scrape": "true", "prometheus.io/port": "8080", "prometheus.io/path": "/metrics"}
+    return {VERSION: version, DIGEST: digest, **scrape}
+
+
+def hash_of(spec: Mapping[str, Any]) -> str:
+    """16 hex digits over a predictor as it was asked for; what the API server adds later does not count."""
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def inference_service(deployment: Deployment, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The InferenceService that gives all traffic to the predictor ``spec``."""
+    from kubernetes.client import V1ObjectMeta
+
+    annotations = {**spec["annotations"], MODE: deployment.mode, PREDICTOR: hash_of(spec)}
+    service = kserve_sdk().V1beta1InferenceService(
+        api_version="serving.kserve.io/v1beta1",
+        kind="InferenceService",
+        metadata=V1ObjectMeta(
+            name=deployment.service,
+            namespace=deployment.namespace,
+            labels={**spec["labels"], "app.kubernetes.io/managed-by": "routewright"},
+            annotations=annotations,
+        ),
+        spec=kserve_sdk().V1beta1InferenceServiceSpec(predictor=dict(spec)),
+    )
+    return as_json(service)
+
+
+def standard_canary(spec: Mapping[str, Any], percent: int) -> dict[str, Any]:
+    """The entry of ``spec.canary`` for a predictor; what scales is the stable predictor, a canary may not ask for more."""
+    alone = {name: value for name, value in spec.items() if name not in ("maxReplicas", "minReplicas")}
+    return as_json(kserve_sdk().V1beta1CanarySpec(predictor=alone, traffic_percent=percent))
+
+
+def as_json(model: Any) -> dict[str, Any]:
+    """A model of the SDKs as the API server takes it: camel case, without None."""
+    from kubernetes.client import ApiClient
+
+    return cast(dict[str, Any], ApiClient().sanitize_for_serialization(model))
+
+
+def asked_for(live: Mapping[str, Any]) -> dict[str, Any]:
+    """An object without what the API server and the controller wrote into it."""
+    metadata = live["metadata"]
+    kept = {name: metadata[name] for name in ("name", "namespace", "labels", "annotations") if name in metadata}
+    return {**{name: live[name] for name in ("apiVersion", "kind")}, "metadata": kept, "spec": live["spec"]}
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """The manifest as YAML."""
+    return yaml.safe_dump(dict(manifest), sort_keys=False, allow_unicode=True)
+
+
+def manifest_diff(live: Mapping[str, Any] | None, manifest: Mapping[str, Any]) -> str:
+    """Unified diff from what is deployed to the manifest; empty where they are the same."""
+    before = manifest_text(asked_for(live)).splitlines(keepends=True) if live else []
+    after = manifest_text(manifest).splitlines(keepends=True)
+    if not live:
+        return "".join(difflib.unified_diff(before, after, "deployed: nothing", "promoted"))
+    # Same order of keys on both sides, else the diff is about nothing.
+    before, after = (
+        yaml.safe_dump(side, sort_keys=True, allow_unicode=True).splitlines(keepends=True)
+        for side in (asked_for(live), dict(manifest))
+    )
+    return "".join(difflib.unified_diff(before, after, "deployed", "promoted"))
+
+
+def revision_of(name: str) -> str:
+    """A name that is safe inside PromQL; BadInput otherwise."""
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name):
+        raise BadInput(f"revision {name!r}: expected a Kubernetes name")
+    return name
