@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import traceback
@@ -14,6 +15,7 @@ import typer
 from routewright import __version__
 from routewright.errors import BadInput, StageFailed
 from routewright.pools.cli import app as pool_app
+from serving.promotion.cli import promotion_app
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(pool_app, name="pool")
+app.add_typer(promotion_app)
 
 PoolOption = Annotated[str, typer.Option("--pool", metavar="FILE|aws-docs", help="A pool.yaml, or the embedded pool.")]
 
@@ -204,6 +207,38 @@ def route(
     console.print(results_table(hits, dict(zip(decision.agents, lists, strict=True))))
     for agent in search.failures:
         typer.echo(f"agent {agent} did not answer", err=True)
+
+
+@app.command()
+def serve(
+    router: Annotated[Literal["search-router", "step-router"], typer.Argument(help="Which router.")],
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A trained router's folder.")],
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everywhere, as in a container.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP: KServe V1 and V2, feedback, metrics.")] = 8080,
+    grpc_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC: KServe V2; 0 for none.")] = 8081,
+    log: Annotated[
+        str | None, typer.Option(metavar="FILE|URL", help="Log decisions and feedback to a file or a collector.")
+    ] = None,
+    redact: Annotated[Literal["none", "hash", "drop"], typer.Option(help="What the log keeps of a query.")] = "none",
+    epsilon: Annotated[float, typer.Option(min=0, max=1, help="Share of decisions drawn at random, to learn from.")] = 0.0,
+    epsilon_cap: Annotated[float, typer.Option(min=0, max=1, help="At most this share of 1,000 is drawn.")] = 1.0,
+    deadline_ms: Annotated[int, typer.Option(min=1, max=60000, help="No request waits longer.")] = 2000,
+) -> None:
+    """Serve a trained router over HTTP and gRPC until Ctrl-C or SIGTERM."""
+    sys.argv = sys.argv[:1]  # importing kserve parses the command line, and takes --log and --model for its own
+    # torch keeps a compiled kernel for each length of text in a batch, 1,024 of them, which is most of a gigabyte
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "256")
+    try:
+        from serving.server import serve as run_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("routewright", "serving"):
+            raise
+        raise BadInput(f"serve: {error.name} is not installed, pip install 'routewright[serve]' brings it") from None
+    run_server(
+        router, model, host=host, port=port, grpc_port=grpc_port, log=log, redaction=redact, epsilon=epsilon,
+        epsilon_cap=epsilon_cap, deadline_s=deadline_ms / 1000, say=typer.echo,
+    )  # fmt: skip
 
 
 def open_pool(pool: str, folder: Path) -> Pool:

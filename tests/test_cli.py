@@ -40,7 +40,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "HEAVY []" in shown.stdout
-    for command in ("run", "compile", "route", "pool"):
+    for command in ("run", "compile", "route", "pool", "serve", "promote", "rollback", "status"):
         assert f" {command} " in shown.stdout
 
 
