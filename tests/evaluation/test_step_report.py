@@ -33,6 +33,7 @@ EXTRA: StepReportExtra = {
 }
 # How well a router's signal tells the episodes that the small model fails.
 SKILL = {"random-matched": 0.0, "entropy": 0.35, "verifier": 0.3, "time": 0.4, "repeat": 0.5, "query-level": 0.25,
+         "failure-risk": 0.6,
          "risk": 0.75, "risk-no-cvar": 0.7, "risk-no-jsd": 0.7}  # fmt: skip
 KINDS = ("tool_failure", "truncation", "injection", "stale")
 
@@ -188,7 +189,7 @@ def test_the_frontier_is_drawn_from_the_measured_settings(page: _Text) -> None:
     for frontier in results.frontiers:
         assert drawn[frontier.row]["x"] == [p.escalation for p in frontier.points]
         assert drawn[frontier.row]["y"] == [p.success for p in frontier.points]
-    assert drawn["risk at its threshold"]["x"] == [results.matched_rate]
+    assert drawn["risk at its threshold"]["x"] == pytest.approx([results.matched_rate])
     assert drawn["oracle"]["x"] == [results.oracle_rate]
 
 
