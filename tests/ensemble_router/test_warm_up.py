@@ -1,0 +1,83 @@
+"""The start of the agents: tokens, a pretrained base, adapters that prefer different domains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("peft", reason="peft is in the train extra")
+
+from routewright.ensemble_router.agents import activate, adapter_parameters, completion_log_probs
+from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
+from routewright.ensemble_router.tasks import Task
+from routewright.ensemble_router.warm_up import (
+    base_model,
+    character_tokenizer,
+    completion_text,
+    encode_answer,
+    encode_prompt,
+    warm_adapters,
+)
+from routewright.errors import BadInput
+
+TASKS = [
+    Task(id=f"{domain}{n}", prompt=f"{domain} {n}", answer=answer, domain=domain, check="exact")
+    for domain, answer in (("ones", "1"), ("twos", "2"))
+    for n in range(10)
+]
+
+
+def profile(count: int = 2, steps: int = 40) -> EnsembleProfile:
+    content = load_ensemble_profile("smoke").model_dump()
+    content["backbone"].update({"hidden_size": 32, "num_layers": 2})
+    content["pretrain"] = None
+    content["warm_up"].update({"steps": steps, "batch_size": 8, "share": 1.0, "lr": 1e-2})
+    content["agents"]["count"] = count
+    return EnsembleProfile.model_validate(content)
+
+
+def test_words_are_one_token_and_letters_stand_alone() -> None:
+    tokenizer = character_tokenizer(
+        ["spell_backward cat\n=tac"] * 300 + ["spell_backward horse\n=esroh"], ["spell_backward"]
+    )
+    tokens = encode_prompt(tokenizer, "spell_backward horse")
+    assert len(tokens) == 1 + len(" horse") + len("\n=")
+    answer = encode_answer(tokenizer, "esroh")
+    assert len(answer) == 6
+    assert completion_text(tokenizer, [*answer, 0], [True] * 6 + [False]) == "esroh"
+
+
+def test_each_adapter_prefers_its_domain_and_the_base_stays(tmp_path: Path) -> None:
+    base, tokenizer = base_model(profile(), TASKS, tmp_path, seed=0)
+    before = {key: value.clone() for key, value in base.state_dict().items()}
+    model = warm_adapters(base, tokenizer, TASKS, profile(), seed=0)
+    found = {}
+    for name in ("agent-0", "agent-1"):
+        activate(model, name)
+        for answer in ("1", "2"):
+            completion = torch.tensor([encode_answer(tokenizer, answer)])
+            prompt = [encode_prompt(tokenizer, "ones 3")]
+            log_p = completion_log_probs(model, prompt, completion, torch.ones_like(completion).bool(), 0)
+            found[name, answer] = float(log_p.detach()[0, 0])
+    assert found["agent-0", "1"] > found["agent-0", "2"]  # domains in alphabetical order: ones, twos
+    assert found["agent-1", "2"] > found["agent-1", "1"]
+    kept, _ = base_model(profile(), TASKS, tmp_path, seed=9)  # the folder's, not a new one
+    assert all(torch.equal(value, before[key]) for key, value in kept.state_dict().items())
+
+
+def test_a_seed_gives_the_same_adapters(tmp_path: Path) -> None:
+    made = []
+    for _ in range(2):
+        base, tokenizer = base_model(profile(steps=3), TASKS, tmp_path, seed=0)
+        made.append(warm_adapters(base, tokenizer, TASKS, profile(steps=3), seed=4))
+    pairs = zip(adapter_parameters(made[0], "agent-1"), adapter_parameters(made[1], "agent-1"), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_tasks_without_an_answer_cannot_warm(tmp_path: Path) -> None:
+    base, tokenizer = base_model(profile(), TASKS, tmp_path, seed=0)
+    code = Task(id="c", prompt="c", tests="assert True", domain="code", check="code")
+    with pytest.raises(BadInput, match="at least one with an answer"):
+        warm_adapters(base, tokenizer, [code], profile(), seed=0)
