@@ -76,7 +76,8 @@ def play(router: StepRouter, small: LlmProposer, big: LlmTeacher, max_steps: int
         decision = episode.decide(situation.observation.text, candidates)
         action = episode.acted(big.action(situation) if decision.take is None else decision.take)
         who = "small" if decision.take is not None else "big"
-        print(f"  risk {decision.risk:.2f}, threshold {decision.threshold:.2f}, {who}: {action!r}")
+        why = f"risk {decision.risk:.2f}, benefit {decision.benefit:+.2f}, threshold {decision.threshold:.2f}"
+        print(f"  {why}, {who}: {action!r}")
         outcome = game.step(action)
         done, success = outcome.done, outcome.success
         situation = Situation(outcome.observation, (*situation.actions, action))

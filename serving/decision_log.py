@@ -105,7 +105,6 @@ class FileLog:
             self._open()
             self._guard = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._size = os.fstat(self._file).st_size
             self.key = signing_key(self.path)
         except BlockingIOError:
             raise BadInput(f"log {path}: another server writes to it, expected a file of its own") from None
@@ -261,4 +260,4 @@ class CollectorLog:
 
 def open_log(where: str, source: str) -> DecisionLog:
     """A log at a file's path or an http(s) URL."""
-    return CollectorLog(where, source) if where.startswith(("http://", "https://")) else FileLog(Path(where))
+    return CollectorLog(where, source) if "://" in where else FileLog(Path(where))

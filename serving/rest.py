@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI
+from kserve.errors import InvalidInput
 from kserve.protocol.infer_type import InferInput, InferRequest, RequestedOutput
 from prometheus_client import REGISTRY, exposition
 from pydantic import BaseModel, ConfigDict, Field
@@ -140,11 +141,7 @@ def application(predictor: Predictor) -> FastAPI:
                 except Refused as refused:
                     watch.outcome = refused.outcome
                     return refusal(refused)
-                except (BadInput, ValueError) as error:
-                    # kserve's InvalidInput is a ValueError; any other of that kind is a fault of ours
-                    if type(error).__name__ not in ("BadInput", "InvalidInput"):
-                        _log.error("a request failed: %s", type(error).__name__, exc_info=error)
-                        return as_json(500, {"error": "internal error"})
+                except (BadInput, InvalidInput) as error:
                     watch.outcome = "bad_input"
                     return as_json(400, {"error": str(error)})
                 except ClientDisconnect:

@@ -100,12 +100,12 @@ class StepRouterPredictor:
         """BadInput where the folder holds no sound step router."""
         self._router = StepRouter.load(folder)
         self.model_version, self.exploration = self._router.model_version, exploration
-        past = np.sort(self._router._benefits)
+        past = np.sort(self._router.benefits)
         self._tenths = past[[len(past) * i // 10 for i in range(1, 10)]] if len(past) >= 10 else np.zeros(0)
         bins = Counter(self._bin(value) for value in past)
         self.drift = RunningDrift({i: bins[i] for i in range(10)}) if len(self._tenths) else None
         # a model refuses evidence of a kind that was not in its training: 0 both, 1 scores only, -1 log-probabilities only
-        kinds = [kind for kind, seen in zip((-1, 0, 1), self._router._model.evidence.tolist(), strict=True) if seen]
+        kinds = [kind for kind, seen in zip((-1, 0, 1), self._router.model.evidence.tolist(), strict=True) if seen]
         tokens = {} if kinds[-1:] == [1] else {"token_logprobs": [-0.5]}
         scores = {} if kinds[-1:] == [-1] else {"verifier_score": 0.5}
         proposals = [{"action": action, **tokens, **scores} for action in ("open door", "look")]
@@ -136,7 +136,7 @@ class StepRouterPredictor:
     def _answer(self, instance: StepInstance, features: dict[str, float], risk: float, benefit: float) -> Answer:
         router, left = self._router, instance.budget_left
         calls = instance.max_steps + 1 if left is None else left  # more calls than steps: no limit, no pacing
-        budget = EpisodeBudget(calls, router.threshold, instance.max_steps, router._benefits)
+        budget = EpisodeBudget(calls, router.threshold, instance.max_steps, router.benefits)
         threshold = budget.threshold_at(instance.step)
         above = benefit > threshold
         escalate, draw = above, Draw(False, 0.0)

@@ -6,13 +6,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from stand_in import StandIn, StandInHandler
 
 
-class ChatServer:
+class ChatServer(StandIn):
     """Answers POST /v1/chat/completions over real HTTP.
 
     ``answer`` makes the answer's text from a request; ``modes`` holds what happens to the next requests, one each,
@@ -30,11 +30,9 @@ class ChatServer:
         self.released = threading.Event()
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(StandInHandler):
             def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                request = json.loads(self.body())
                 server.requests.append(request)
                 server.keys.append(self.headers["Authorization"])
                 mode = server.modes.pop(0) if server.modes else "ok"
@@ -44,42 +42,26 @@ class ChatServer:
                 if mode == "drop":
                     self.close_connection = True
                 elif refused:
-                    self._send(400, json.dumps({"error": {"message": f"{refused[0]} is not supported"}}))
+                    self.send(400, {"error": {"message": f"{refused[0]} is not supported"}})
                 elif mode.isdigit():
                     # a careless server that repeats the key in its error
                     text = f"no luck with {self.headers['Authorization']}"
-                    self._send(int(mode), json.dumps({"error": {"message": text}}), {"retry-after-ms": "10"})
+                    self.send(int(mode), {"error": {"message": text}}, {"retry-after-ms": "10"})
                 elif mode == "html":
-                    self._send(200, "<html>welcome</html>", {"Content-Type": "text/html"})
+                    self.send(200, "<html>welcome</html>", {"Content-Type": "text/html"})
                 elif mode == "broken":
-                    self._send(200, '{"choices": [')
+                    self.send(200, '{"choices": [')
                 else:
                     message = {"role": "assistant", "content": server.answer(request)}
                     choices = [] if mode == "empty" else [{"index": 0, "message": message, "finish_reason": "stop"}]
                     body = {"id": "1", "object": "chat.completion", "created": int(time.time()), "model": "stand-in"}
-                    self._send(200, json.dumps({**body, "choices": choices, "usage": server.usage}))
+                    self.send(200, {**body, "choices": choices, "usage": server.usage})
 
-            def _send(self, status: int, text: str, headers: dict[str, str] | None = None) -> None:
-                data = text.encode()
-                self.send_response(status)
-                for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        super().__init__(Handler, "/v1")
 
     def close(self) -> None:
         self.released.set()
-        self._http.shutdown()
-        self._http.server_close()
+        super().close()
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from stand_in import StandIn, StandInHandler
 
 from routewright.client import (
     AsyncSearchRouterClient,
@@ -40,7 +39,7 @@ STEP = {
 QUERY = ("lawn", date(2024, 5, 31))
 
 
-class Stumbling:
+class Stumbling(StandIn):
     """Answers with ``modes``, one each: (status, body, headers), or "drop"; then with ``answer`` for ever."""
 
     def __init__(self) -> None:
@@ -50,36 +49,17 @@ class Stumbling:
         self.times: list[float] = []
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(StandInHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                server.requests.append((self.path, json.loads(body)))
+                server.requests.append((self.path, json.loads(self.body())))
                 server.times.append(time.monotonic())
                 mode = server.modes.pop(0) if server.modes else (200, server.answer, {})
                 if mode == "drop":
                     self.close_connection = True
                     return
-                status, content, headers = mode
-                data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(data))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(data)
+                self.send(*mode)
 
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(Handler)
 
 
 @pytest.fixture

@@ -9,20 +9,17 @@ Heads that share nothing give d ≈ √2: random directions in 256 dimensions ar
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
+from routewright.described_weights import fill, read_described, save_described
 from routewright.errors import BadInput
 
 INNER, OUT = 512, 256
@@ -199,39 +196,19 @@ class FusedHeads:
 
 def save_heads(heads: FamiliarityHeads, folder: Path, facts: dict[str, Any]) -> None:
     """Write familiarity.safetensors and, last, familiarity.json: digest, agents, width and `facts` (λ, τ, data, …)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{WEIGHTS}.partial"
-    save_file({name: value.contiguous() for name, value in heads.state_dict().items()}, partial)
-    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-    os.replace(partial, folder / WEIGHTS)
-    description = {
-        **facts, "router": "ensemble-router", "model_version": digest[:12], "agents": heads.agents, "width": heads.width,
-        "weights_sha256": digest,
-    }  # fmt: skip
-    partial = folder / f"{DESCRIPTION}.partial"
-    partial.write_text(json.dumps(description, indent=1), encoding="utf-8")
-    os.replace(partial, folder / DESCRIPTION)
+    told = {**facts, "router": "ensemble-router", "agents": heads.agents, "width": heads.width}
+    save_described(heads.state_dict(), folder, WEIGHTS, DESCRIPTION, told)
 
 
 def load_heads(folder: Path) -> tuple[FamiliarityHeads, dict[str, Any]]:
     """Saved heads and their familiarity.json; BadInput names what is missing, unreadable, changed since or not finite."""
     folder = Path(folder)
-    for name in (WEIGHTS, DESCRIPTION):
-        if not (folder / name).is_file():
-            raise BadInput(f"ensemble router {folder}: {name} is missing, expected a folder written by the coevolve stage")
+    state, description = read_described(folder, "ensemble router", WEIGHTS, DESCRIPTION, "coevolve")
     try:
-        description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        digest, agents, width = description["weights_sha256"], list(description["agents"]), int(description["width"])
+        agents, width = list(description["agents"]), int(description["width"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"ensemble router {folder}: {DESCRIPTION} is unreadable ({' '.join(str(error).split())})") from None
-    if hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest() != digest:
-        raise BadInput(f"ensemble router {folder}: {WEIGHTS} does not match the digest in {DESCRIPTION}")
     heads = FamiliarityHeads(width, agents, 0)
-    try:
-        heads.load_state_dict(load_file(folder / WEIGHTS))
-    except RuntimeError as error:
-        raise BadInput(
-            f"ensemble router {folder}: {WEIGHTS} holds other heads ({' '.join(str(error).split())[:200]})"
-        ) from None
+    fill(heads, state, f"ensemble router {folder}: {WEIGHTS}", "coevolve")
     heads.check_finite()
     return heads, description

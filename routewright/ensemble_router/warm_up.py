@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from rich.progress import track
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from routewright.config import BackboneSection
 from routewright.ensemble_router.agents import activate, adapter_parameters, add_adapters
 from routewright.ensemble_router.profile import EnsembleProfile, SupervisedSection
 from routewright.ensemble_router.tasks import Task
 from routewright.errors import BadInput
-from routewright.language_models.backbone import load_backbone, resolve_dtype
+from routewright.language_models.backbone import from_config, load_backbone, resolve_dtype
 
 ANSWER = "\n="
 """Stands between question and answer where the tokenizer has no chat template."""
@@ -90,24 +90,7 @@ def base_model(
 def _from_config(config: BackboneSection, tasks: Sequence[Task], seed: int) -> tuple[Any, PreTrainedTokenizerFast]:
     texts = [f"{task.prompt}{ANSWER}{task.answer or ''}" for task in tasks]
     tokenizer = character_tokenizer(texts, sorted({task.domain for task in tasks}))
-    hidden = config.hidden_size or 128
-    torch.manual_seed(seed)
-    architecture = AutoConfig.for_model(
-        config.name,
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=config.num_layers or 4,
-        num_attention_heads=max(2, hidden // 32),
-        num_key_value_heads=max(1, hidden // 64),
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    return AutoModelForCausalLM.from_config(architecture), tokenizer
+    return from_config(config, tokenizer, seed), tokenizer
 
 
 def answered(tasks: Sequence[Task]) -> list[Task]:

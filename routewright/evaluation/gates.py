@@ -109,7 +109,7 @@ class Check(Gate):
 def load_bounds(path: Path) -> GateBounds:
     """The bounds in a YAML file, defaults for those it leaves out; BadInput names file and field."""
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        given = yaml.safe_load(path.read_bytes()) or {}
         return GateBounds.model_validate(given)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a YAML file of gate bounds") from None

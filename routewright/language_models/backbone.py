@@ -112,29 +112,35 @@ def keep_layers(model: Any, first: int, last: int) -> Any:
     return model
 
 
+def from_config(config: BackboneSection, tokenizer: PreTrainedTokenizerBase, seed: int) -> Any:
+    """An untrained causal LM of the configured architecture and size, for this tokenizer."""
+    hidden = config.hidden_size or 128
+    torch.manual_seed(seed)
+    more = {"use_cache": False} if config.name == word_match.WordMatchConfig.model_type else {}
+    architecture = AutoConfig.for_model(
+        config.name,
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=config.num_layers or 4,
+        num_attention_heads=max(2, hidden // 32),
+        num_key_value_heads=max(1, hidden // 64),
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        **more,
+    )
+    return AutoModelForCausalLM.from_config(architecture)
+
+
 def load_backbone(config: BackboneSection, texts: list[str], seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
     """The causal LM in float32 and its tokenizer; `texts` train the tokenizer of an architecture-only backbone."""
     if config.source == "architecture":
         tokenizer = train_tokenizer(texts)
-        hidden = config.hidden_size or 128
-        torch.manual_seed(seed)
-        architecture = AutoConfig.for_model(
-            config.name,
-            vocab_size=len(tokenizer),
-            hidden_size=hidden,
-            intermediate_size=3 * hidden,
-            num_hidden_layers=config.num_layers or 4,
-            num_attention_heads=max(2, hidden // 32),
-            num_key_value_heads=max(1, hidden // 64),
-            head_dim=32,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            bos_token_id=None,
-            use_cache=config.name != word_match.WordMatchConfig.model_type,
-        )
-        return AutoModelForCausalLM.from_config(architecture), tokenizer
+        return from_config(config, tokenizer, seed), tokenizer
     location = str(packaged_folder(config.name)) if config.source == "packaged" else config.name
     if config.source == "path" and not (Path(location) / "config.json").is_file():
         raise BadInput(f"backbone folder '{location}': expected a folder with config.json and safetensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from datetime import date
@@ -118,6 +119,12 @@ class Router:
         self.model, tokenizer, self.description = load_model(folder)
         decide_dtype(self.model, dtype or fastest_dtype())
         self.names = list(self.model.config.agents)
+        for name in ("second", "abstain"):
+            value = self.description.get(name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+                raise BadInput(f"model folder {folder}: {DESCRIPTION}: {name}: expected a number")
+        if self.description.get("fallback") not in self.names:
+            raise BadInput(f"model folder {folder}: {DESCRIPTION}: fallback: expected one of {', '.join(self.names)}")
         self.featurizer = Featurizer(tokenizer, self.model.idf.numpy(), self.model.beliefs.numpy(), self.model.cards)
         self.pad = tokenizer.pad_token_id
 

@@ -231,16 +231,16 @@ class StepRouter:
         self.model_version, self.max_steps = model_version, max_steps
         self.threshold = min(max(threshold, ALWAYS), NEVER)
         self.c_slm, self.c_llm = c_slm, c_llm
-        self._model = model
+        self.model = model
         # once: a list would become an array on every decision
-        self._benefits = cast(Sequence[float], np.asarray(benefits, dtype=float))
+        self.benefits = cast(Sequence[float], np.asarray(benefits, dtype=float))
         self._epsilon, self._random, self._clock = epsilon, random.Random(seed), clock
         self._log = None if log is None else Path(log)
         self._day: DayBudget | None = None
         if calls_per_day is not None:
             if decisions_per_day is None:
                 raise BadInput("decisions_per_day: missing, a day's budget is spread over about so many decisions")
-            self._day = DayBudget(calls_per_day, self.threshold, decisions_per_day, self._benefits)
+            self._day = DayBudget(calls_per_day, self.threshold, decisions_per_day, self.benefits)
         self._lock = RLock()
         self._totals = Totals(0, Calls(0, 0), 0.0)
 
@@ -289,7 +289,7 @@ class StepRouter:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise BadInput(f"max_steps: expected a whole number of at least 1, found {steps!r}")
         limit = steps + 1 if calls is None else check_calls(calls)  # more calls than steps: no limit, no pacing
-        budget = EpisodeBudget(limit, self.threshold, steps, self._benefits)
+        budget = EpisodeBudget(limit, self.threshold, steps, self.benefits)
         episode = Episode(self, _text(objective, "objective"), budget)
         with self._lock:
             self._totals = self._totals._replace(episodes=self._totals.episodes + 1)
@@ -303,7 +303,7 @@ class StepRouter:
 
     def predict(self, features: np.ndarray) -> tuple[float, float]:
         """P(the small model alone fails) and the benefit of calling the LLM now, of one feature row (15,)."""
-        alone, slm, llm = self._model.predict(features[None, :])[0]
+        alone, slm, llm = self.model.predict(features[None, :])[0]
         return float(alone), float(slm - llm)
 
     def _choose(self, benefit: float, step: int, episode: EpisodeBudget) -> tuple[datetime, float, bool, bool, float]:

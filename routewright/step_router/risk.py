@@ -18,9 +18,6 @@ bend p, so `calibrate` comes after. The other two outputs add the Brier score of
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,12 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize
 from scipy.special import expit
 from torch import nn
 from torch.nn.functional import softplus
 
+from routewright.described_weights import fill, read_described, save_described
 from routewright.errors import BadInput
 from routewright.step_router.features import NAMES, check_features
 from routewright.step_router.frontier import worst_count
@@ -321,46 +318,19 @@ def calibrate(model: RiskModel, rollouts: Rollouts) -> None:
 
 def save_risk(model: RiskModel, folder: Path, settings: RiskSettings, facts: dict[str, Any]) -> None:
     """Write model.safetensors and, last, risk.json: digest, feature names, settings, `facts` (thresholds, data)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{WEIGHTS}.partial"
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, partial)
-    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-    os.replace(partial, folder / WEIGHTS)
-    description = {
-        **facts,
-        "router": "step-router",
-        "model_version": digest[:12],
-        "features": list(NAMES),
-        "settings": asdict(settings),
-        "weights_sha256": digest,
-    }
-    partial = folder / f"{DESCRIPTION}.partial"
-    partial.write_text(json.dumps(description, indent=1), encoding="utf-8")
-    os.replace(partial, folder / DESCRIPTION)
+    told = {**facts, "router": "step-router", "features": list(NAMES), "settings": asdict(settings)}
+    save_described(model.state_dict(), folder, WEIGHTS, DESCRIPTION, told)
 
 
 def load_risk(folder: Path) -> tuple[RiskModel, dict[str, Any]]:
-    """A saved router and its risk.json; BadInput names a file that is missing, unreadable or changed since."""
+    """A saved router and its risk.json; BadInput names a file that is missing, unreadable, changed since or too old."""
     folder = Path(folder)
-    for name in (WEIGHTS, DESCRIPTION):
-        if not (folder / name).is_file():
-            raise BadInput(f"risk router {folder}: {name} is missing, expected a folder written by the calibrate stage")
-    try:
-        description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        digest, names = description["weights_sha256"], description["features"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"risk router {folder}: {DESCRIPTION} is unreadable ({' '.join(str(error).split())})") from None
-    if hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest() != digest:
-        raise BadInput(f"risk router {folder}: {WEIGHTS} does not match the digest in {DESCRIPTION}")
+    state, description = read_described(folder, "risk router", WEIGHTS, DESCRIPTION, "calibrate")
+    names = description.get("features")
     if names != list(NAMES):
         raise BadInput(f"risk router {folder}: features in {DESCRIPTION} are {names}, expected {list(NAMES)}")
     model = RiskModel()
-    try:
-        model.load_state_dict(load_file(folder / WEIGHTS))
-    except RuntimeError as error:
-        raise BadInput(
-            f"risk router {folder}: {WEIGHTS} holds another model ({' '.join(str(error).split())})"
-        ) from None
+    fill(model, state, f"risk router {folder}: {WEIGHTS}", "calibrate")
     return model.eval(), description
 
 

@@ -99,7 +99,7 @@ class Deployment(_Strict):
 def load_deployment(path: Path) -> Deployment:
     """The deployment in a YAML file; BadInput names file and field."""
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = yaml.safe_load(path.read_bytes())
         return Deployment.model_validate(given)
     except OSError as error:
         raise BadInput(

@@ -6,7 +6,6 @@ that is finished changes nothing.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -359,8 +358,3 @@ def raise_unless_done(decision: Decision) -> None:
     """StageFailed for a rollout that failed without a gate's doing."""
     if decision.outcome == "aborted" and not decision.gate:
         raise StageFailed(f"{decision.router}: {decision.reason}; traffic and aliases are as before")
-
-
-def read_decision(file: Path) -> Decision:
-    """A decision.json."""
-    return Decision.model_validate(json.loads(file.read_text(encoding="utf-8")))

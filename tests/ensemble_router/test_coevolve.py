@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("peft", reason="peft is in the train extra")
 
 from routewright.ensemble_router import coevolve as loop
+from routewright.ensemble_router.coevolve import queries_of_step
 from routewright.ensemble_router.familiarity import load_heads
 from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
 from routewright.ensemble_router.tasks import Task
@@ -26,19 +27,19 @@ def coin(task: Task, completion: str) -> float:
     return float(zlib.crc32(completion.encode()) % 2)
 
 
-def profile() -> EnsembleProfile:
+def profile(budget: int = 40) -> EnsembleProfile:
     content = load_ensemble_profile("smoke").model_dump()
     content["backbone"].update({"hidden_size": 32, "num_layers": 4})
     content.update({"pretrain": None, "warm_up": None})
     content["agents"].update({"count": 2, "prompts": 2, "max_new_tokens": 3, "beta": 0.01})
-    content["coevolve"].update({"queries": 4, "budget": 40, "router_first": 8, "checkpoint_every": 2})
+    content["coevolve"].update({"queries": 4, "budget": budget, "router_first": 8, "checkpoint_every": 2})
     return EnsembleProfile.model_validate(content)
 
 
-def run(folder: Path, rule: str) -> tuple[dict[str, Any], Any]:
+def run(folder: Path, rule: str, budget: int = 40) -> tuple[dict[str, Any], Any]:
     base, tokenizer = base_model(profile(), TASKS, folder.parent / "base", seed=0)
     model = warm_adapters(base, tokenizer, TASKS, profile(), seed=0)
-    return loop.coevolve(profile(), TASKS, model, tokenizer, folder, rule, 0), model
+    return loop.coevolve(profile(budget), TASKS, model, tokenizer, folder, rule, 0), model
 
 
 def test_a_killed_run_resumes_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,11 +80,39 @@ def test_frozen_agents_do_not_learn_and_all_rules_spend_one_budget(tmp_path: Pat
 
 
 def test_the_frozen_router_stays_after_its_first_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heads after 8 answers are those after 40; a free router's go on learning."""
     monkeypatch.setattr(loop, "verify", coin)
-    run(tmp_path / "frozen", "frozen-router")
-    run(tmp_path / "free", "familiarity")
-    heads = [load_heads(tmp_path / name / "router")[0].state_dict() for name in ("frozen", "free")]
-    assert any(not torch.equal(value, heads[1][key]) for key, value in heads[0].items())
+    heads = {}
+    for rule in ("frozen-router", "familiarity"):
+        for budget in (20, 40):
+            folder = tmp_path / f"{rule}-{budget}"
+            run(folder, rule, budget)
+            heads[rule, budget] = load_heads(folder / "router")[0].state_dict()
+    same = {
+        rule: all(torch.equal(value, heads[rule, 40][key]) for key, value in heads[rule, 20].items())
+        for rule in ("frozen-router", "familiarity")
+    }
+    assert same == {"frozen-router": True, "familiarity": False}
+
+
+@pytest.mark.parametrize(("rule", "agents"), [("top-2", {2.0}), ("all", {2.0}), ("random", {1.0}), ("one-model", {1.0})])
+def test_rules_ask_as_many_agents_as_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, agents: set[float]
+) -> None:
+    monkeypatch.setattr(loop, "verify", coin)
+    run(tmp_path / rule, rule, 20)
+    rows = [json.loads(line) for line in (tmp_path / rule / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {row["agents_per_query"] for row in rows} == agents
+    shares = [sum(row["agents"][name]["share"] for row in rows) / len(rows) for name in ("agent-0", "agent-1")]
+    assert shares == [1.0, 0.0] if rule == "one-model" else shares[0] > 0 and shares[1] > 0
+
+
+def test_an_epoch_runs_through_all_tasks_in_whole_steps() -> None:
+    """Ten tasks, four a step: two whole steps an epoch, then another order."""
+    steps = [queries_of_step(step, 4, 10, 0) for step in range(4)]
+    assert [len(step) for step in steps] == [4] * 4
+    assert len({*steps[0], *steps[1]}) == len({*steps[2], *steps[3]}) == 8
+    assert steps[0] != steps[2]
 
 
 def test_an_unknown_rule_is_told(tmp_path: Path) -> None:

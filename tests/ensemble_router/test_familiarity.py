@@ -173,7 +173,7 @@ def test_other_heads_than_described(heads: FamiliarityHeads, tmp_path: Path) -> 
     save_heads(heads, tmp_path, {})
     told = json.loads((tmp_path / DESCRIPTION).read_text())
     (tmp_path / DESCRIPTION).write_text(json.dumps({**told, "agents": ["x", "y"]}))
-    with pytest.raises(BadInput, match="holds other heads"):
+    with pytest.raises(BadInput, match="holds another model"):
         load_heads(tmp_path)
 
 

@@ -150,3 +150,10 @@ def test_bad_bounds(tmp_path: Path, text: str | None, message: str) -> None:
         file.write_text(text)
     with pytest.raises(BadInput, match=message):
         load_bounds(file)
+
+
+def test_bounds_that_are_not_utf_8(tmp_path: Path) -> None:
+    file = tmp_path / "gates.yaml"
+    file.write_bytes(b"margin: 0.05 # caf\xe9\n")
+    with pytest.raises(BadInput, match="not YAML"):
+        load_bounds(file)

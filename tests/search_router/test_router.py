@@ -313,3 +313,13 @@ def test_a_lower_precision_decides_alike(rl_folder: Path, router: Router, splits
     for example in splits["test"][:10]:
         a, b = (r.decide(example.query, example.reference).scores for r in (half, router))
         assert a == pytest.approx(b, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("second", "x"), ("second", float("nan")), ("abstain", None), ("fallback", "nobody")]
+)
+def test_a_faulty_value_in_the_description_is_named(copied: Path, field: str, value: object) -> None:
+    file = copied / "router.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    with pytest.raises(BadInput, match=rf"router\.json: {field}: expected"):
+        load_router(copied)

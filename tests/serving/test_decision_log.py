@@ -6,11 +6,11 @@ import gzip
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in import StandIn, StandInHandler
 
 from routewright.errors import BadInput
 from routewright.pools.decision_log import read_decisions, rotated, write_query_log, write_step_feedback
@@ -252,7 +252,7 @@ def test_step_decisions_become_the_feedback_log(tmp_path: Path) -> None:
 # --- The collector
 
 
-class Collector:
+class Collector(StandIn):
     """Takes CloudEvents over real HTTP; ``modes`` holds the statuses of the next answers, "drop" to hang up."""
 
     def __init__(self) -> None:
@@ -263,9 +263,9 @@ class Collector:
         self.release.set()
         collector = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(StandInHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.body()
                 collector.arrived.set()
                 collector.release.wait(10)
                 mode = collector.modes.pop(0) if collector.modes else "200"
@@ -275,22 +275,13 @@ class Collector:
                 if mode == "200":
                     headers = {name.lower(): value for name, value in self.headers.items()}
                     collector.events.append((headers, json.loads(body)))
-                self.send_response(int(mode))
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.send(int(mode))
 
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}/events"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        super().__init__(Handler, "/events")
 
     def close(self) -> None:
         self.release.set()
-        self._http.shutdown()
-        self._http.server_close()
+        super().close()
 
 
 @pytest.fixture
@@ -343,3 +334,10 @@ def test_a_dead_collector_is_never_waited_for_and_its_buffer_is_bounded(collecto
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(BadInput, match="expected a file or an http"):
         open_log(url, "here")
+
+
+def test_a_log_at_a_url_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where it must not become a file
+    with pytest.raises(BadInput, match="expected a file or an http"):
+        open_log("s3://bucket/log.jsonl", "routewright/search-router")
+    assert list(tmp_path.iterdir()) == []

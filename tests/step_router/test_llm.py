@@ -8,14 +8,13 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from stand_in import StandIn, StandInHandler
 
 from routewright.errors import BadInput
 from routewright.language_models import chat
@@ -125,7 +124,7 @@ def test_grades_out_of_range_or_missing_are_refused(client, chat_server, text):
 # --- Proposer
 
 
-class SamplingServer:
+class SamplingServer(StandIn):
     """Draws `texts` in turn, as many as a request's n, each token (a word) with log p −0.5."""
 
     def __init__(self) -> None:
@@ -137,16 +136,14 @@ class SamplingServer:
         self.logprob: float = -0.5
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(StandInHandler):
             def do_POST(self) -> None:
-                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                request = json.loads(self.body())
                 server.requests.append(request)
                 server.keys.append(self.headers["Authorization"])
                 refused = sorted(server.refuses & set(request))
                 if refused:
-                    self._send(400, {"error": {"message": f"Unrecognized request argument supplied: {refused[0]}"}})
+                    self.send(400, {"error": {"message": f"Unrecognized request argument supplied: {refused[0]}"}})
                     return
                 count = 1 if server.one_at_a_time else request.get("n", 1)
                 choices = []
@@ -155,27 +152,9 @@ class SamplingServer:
                     tokens = [{"token": word, "logprob": server.logprob} for word in text.split()]
                     choice = {"index": index, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
                     choices.append({**choice, "logprobs": {"content": tokens} if request.get("logprobs") else None})
-                self._send(200, {"id": "1", "object": "chat.completion", "choices": choices, "usage": {"total_tokens": 5}})
+                self.send(200, {"id": "1", "object": "chat.completion", "choices": choices, "usage": {"total_tokens": 5}})
 
-            def _send(self, status: int, body: dict[str, Any]) -> None:
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(Handler, "/v1")
 
 
 @pytest.fixture

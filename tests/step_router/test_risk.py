@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from routewright.described_weights import save_described
 from routewright.errors import BadInput
 from routewright.evaluation.calibration import expected_calibration_error
 from routewright.step_router.features import NAMES
@@ -363,6 +364,9 @@ def test_a_saved_router_comes_back_the_same(tmp_path: Path) -> None:
 
 def test_a_changed_or_missing_file_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "risk"
+    with pytest.raises(BadInput, match=r"no such folder"):
+        load_risk(folder)
+    folder.mkdir()
     with pytest.raises(BadInput, match=r"model.safetensors is missing"):
         load_risk(folder)
     save_risk(RiskModel(), folder, FAST, {})
@@ -382,6 +386,11 @@ def test_a_changed_or_missing_file_is_refused(tmp_path: Path) -> None:
     weights["temperature"] = torch.tensor(2.0)
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(BadInput, match="does not match the digest"):
+        load_risk(folder)
+    other = {name: value for name, value in RiskModel().state_dict().items()}
+    other["layers.6.bias"] = torch.zeros(1)  # one output, as before the benefit
+    save_described(other, folder, "model.safetensors", "risk.json", {"features": list(NAMES)})
+    with pytest.raises(BadInput, match=r"another model than this version's \(layers\.6\.bias differs\), run the calibrate"):
         load_risk(folder)
 
 

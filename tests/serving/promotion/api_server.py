@@ -11,12 +11,12 @@ import gzip
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import yaml
+from stand_in import StandIn, StandInHandler
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT.parent / "shared" / "crds" / "inferenceservices.serving.kserve.io.json.gz"
@@ -47,7 +47,7 @@ def inference_service_schema() -> dict[str, Any]:
     return schema
 
 
-class ApiServer:
+class ApiServer(StandIn):
     """One namespace, ``models``. ``broken`` holds images that never become ready, ``failures`` the next statuses to
     answer writes with; ``touch`` changes the object behind the client's back before its next writes."""
 
@@ -63,34 +63,16 @@ class ApiServer:
         self._lock = threading.Lock()
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(StandInHandler):
             def _answer(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
+                body = self.body()
                 with server._lock:
-                    status, answer = server.handle(self.command, self.path, body)
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                    status, answer = server.handle(self.command, self.path, json.loads(body) if body else None)
+                self.send(status, answer)
 
             do_GET = do_POST = do_PUT = _answer
 
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(Handler)
 
     def kubeconfig(self, path: Path) -> Path:
         """A kubeconfig file that names this server."""

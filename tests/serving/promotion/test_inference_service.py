@@ -140,3 +140,10 @@ def test_the_deployment_file_needs_four_lines(tmp_path: Path) -> None:
     file = tmp_path / "deploy.yaml"
     file.write_text(yaml.safe_dump(DEPLOY))
     assert load_deployment(file).canary.steps == (5, 25, 100)
+
+
+def test_a_deployment_file_that_is_not_utf_8(tmp_path: Path) -> None:
+    file = tmp_path / "deploy.yaml"
+    file.write_bytes(b"namespace: caf\xe9\n")
+    with pytest.raises(BadInput, match="not YAML"):
+        load_deployment(file)

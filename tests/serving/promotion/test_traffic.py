@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from api_server import ApiServer
 from quick_deployment import deployment_with
+from stand_in import StandIn, StandInHandler
 from test_rollout import promote, serving
 
 from routewright.errors import StageFailed
@@ -21,32 +20,19 @@ from serving.promotion.traffic import Load, complaint, load_between, parse_page,
 PAGES: dict[str, Any] = {"min_requests": 20}
 
 
-class MetricsServer:
+class MetricsServer(StandIn):
     """Serves what ``answer`` says for a path and query, or a status."""
 
     def __init__(self) -> None:
         self.answer: Callable[[str], str | int] = lambda path: 404
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(StandInHandler):
             def do_GET(self) -> None:
                 found = server.answer(self.path)
-                data = b"" if isinstance(found, int) else found.encode()
-                self.send_response(found if isinstance(found, int) else 200)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                self.send(*((found,) if isinstance(found, int) else (200, found)))
 
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(Handler)
 
 
 @pytest.fixture
