@@ -48,7 +48,8 @@ def _fault(error: ValidationError, where: str) -> str:
     if fault["type"] == "missing":
         return f"{field}: missing"
     reason = re.sub("^(Value error, )", "", fault["msg"])
-    reason = re.sub("^Input should (be|have) ?", lambda m: "expected " + ("to have " if m[1] == "have" else ""), reason)
+    should = "^(?:Input|String|List|Dictionary) should (be|have) ?"
+    reason = re.sub(should, lambda m: "expected " + ("to have " if m[1] == "have" else ""), reason)
     return f"{field}: {reason[:1].lower()}{reason[1:]}"
 
 

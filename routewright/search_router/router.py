@@ -87,6 +87,8 @@ def set_thresholds(folder: Path, second: float, abstain: float) -> None:
 def load_model(folder: Path) -> tuple[SearchRouterModel, PreTrainedTokenizerBase, dict[str, Any]]:
     """Policy in evaluation mode (dtypes as saved), tokenizer and description; BadInput names a missing or changed file."""
     folder = Path(folder)
+    if not folder.is_dir():
+        raise BadInput(f"model folder {folder}: no such folder, expected one written by the sft or rl stage")
     for name in FILES:
         if not (folder / name).is_file():
             raise BadInput(

@@ -176,7 +176,7 @@ def test_a_port_in_use(server: Server, search_folder: Path) -> None:
 
 
 def test_a_wrong_folder_is_one_sentence_and_exit_code_2(tmp_path: Path, step_folder: Path) -> None:
-    with pytest.raises(BadInput, match=r"^model folder .*nowhere: config.json is missing"):
+    with pytest.raises(BadInput, match=r"^model folder .*nowhere: no such folder"):
         serve("search-router", tmp_path / "nowhere")
     with pytest.raises(BadInput, match=r"^risk router .*: model.safetensors is missing"):
         serve("step-router", tmp_path)
