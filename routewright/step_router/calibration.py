@@ -132,7 +132,7 @@ def _one_policy(
     held_out = held_out_tasks(tasks["router"], seed)
     parts = [_split(episodes, held_out) for episodes in (told, untold)]
     train, holdout = (stack([as_rollouts(part[i]) for part in parts]) for i in (0, 1))
-    explored = as_explored(_split([*tossed, *silently], held_out)[0])
+    explored = as_explored(_split([*tossed, *silently], held_out)[0], section.coin_rate)
     model, history = fit(train, explored, holdout, settings, seed)
 
     grid = benefit_grid(model, holdout)

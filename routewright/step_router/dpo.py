@@ -1,8 +1,8 @@
 """Verifier-guided DPO with the consistency term (arXiv 2605.16604): L_DPO + 0.1·L_JSD, the cloned policy as reference.
 
-Pairs: the cloned policy proposes K actions at a state. The preferred one is the proposal that the verifier scores
-highest, or the teacher's action where that scores higher still; against it stands every proposal that scores lower by
-at least the gap. The Jensen-Shannon divergence is between the policy's distributions over one fixed set of actions,
+Pairs: the cloned policy proposes K actions at a state. The teacher's action is preferred, whether the policy proposes it
+or not; against it stands the most probable other proposal that the verifier scores lower by at least the gap.
+The Jensen-Shannon divergence is between the policy's distributions over one fixed set of actions,
 seen under two perturbations of the same state.
 """
 
@@ -57,14 +57,13 @@ class Pair:
     actions: tuple[str, ...]  # the fixed set, the same for both views
 
 
-def preference(scored: Sequence[tuple[str, float]], teacher: tuple[str, float], gap: float) -> list[tuple[str, str]]:
-    """(chosen, rejected) pairs of one state from its proposals' verifier scores.
+def rejected(scored: Sequence[tuple[str, float]], teacher: tuple[str, float], gap: float) -> str | None:
+    """The first proposal, the most probable coming first, that is not the teacher's and scores lower by at least ``gap``.
 
-    Chosen is the highest-scored proposal (verifier-approved), or the teacher's action where that scores higher
-    (teacher-repaired); rejected each proposal whose score is lower by at least ``gap``.
+    Preferring what the verifier likes best over the teacher's own action, where they differ, made the policy worse.
     """
-    best = max([*scored, teacher], key=lambda pair: pair[1])
-    return [(best[0], action) for action, score in scored if action != best[0] and best[1] - score >= gap]
+    action, best = teacher
+    return next((other for other, score in scored if other.strip() != action.strip() and best - score >= gap), None)
 
 
 def make_pairs(states: Sequence[State], policy: Policy, verifier: Any, settings: DpoSection) -> list[Pair]:
@@ -76,8 +75,9 @@ def make_pairs(states: Sequence[State], policy: Policy, verifier: Any, settings:
     for state, options, (teacher_score,) in zip(states, proposed, teacher_scores, strict=True):
         scored = [(c.action, float(c.verifier_score)) for c in options if c.verifier_score is not None]
         fixed = tuple(dict.fromkeys([state.teacher, *(action for action, _ in scored)]))[:VIEW_ACTIONS]
-        for chosen, rejected in preference(scored, (state.teacher, teacher_score), settings.gap):
-            pairs.append(Pair(state.situation, state.other, chosen, rejected, fixed))
+        other = rejected(scored, (state.teacher, teacher_score), settings.gap)
+        if other is not None:
+            pairs.append(Pair(state.situation, state.other, state.teacher, other, fixed))
     return pairs
 
 
@@ -179,7 +179,7 @@ def distill_dpo(
     pairs = make_pairs(chosen_states(examples, profile.dpo.states, seed), policy, judge, profile.dpo)
     if not pairs:
         raise BadInput(
-            f"{verifier}: no proposal scores lower than another by dpo.gap = {profile.dpo.gap}, there is nothing to prefer"
+            f"{verifier}: no proposal scores lower than the teacher's action by dpo.gap = {profile.dpo.gap}, nothing to prefer"
         )
     (out / "pairs.json").write_text(json.dumps({"pairs": len(pairs)}))
     train_dpo(pairs, bc, out / "policy", profile, profile.dpo.jsd, seed, "dpo + jsd")

@@ -34,7 +34,7 @@ from routewright.step_router.environments.code_env import CodeEnvironment
 from routewright.step_router.environments.protocol import Environment, Observation, Outcome
 from routewright.step_router.environments.shell_env import ShellEnvironment
 from routewright.step_router.environments.textworld_env import GameSpec, TextWorldEnvironment
-from routewright.step_router.escalation import ALWAYS, ENTROPY, Decision, Signal
+from routewright.step_router.escalation import ALWAYS, ENTROPY, Coin, Decision, Signal
 from routewright.step_router.features import NAMES, Candidate, Context, PastStep, compute_features
 from routewright.step_router.perturbations import Perturbed
 from routewright.step_router.situations import Proposer, Situation
@@ -49,12 +49,16 @@ Row = Annotated[tuple[Finite, ...], Field(min_length=len(NAMES), max_length=len(
 
 @dataclass(frozen=True)
 class Turn:
-    """One decision: the action, who chose it, the features (15, in the order of NAMES), and what struck, for tables only."""
+    """One decision: the action, who chose it, the features (15, in the order of NAMES), and what struck, for tables only.
+
+    ``agreed``: under a coin, whether the small model and the LLM would have taken the same action; None elsewhere.
+    """
 
     action: str
     by: Literal["slm", "llm"]
     features: Row
     struck: tuple[str, ...]
+    agreed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -354,17 +358,19 @@ class _Player:
         place = node.task, node.seed, node.actions
         calls = [_escalates(run.rule, values) for run in node.runs]
         small, teacher = decision.context.candidates[0].action, ""
-        if any(calls):
+        tossed = [isinstance(run.rule.signal, Coin) for run in node.runs]
+        if any(calls) or any(tossed):
             self._go(*place)
             teacher = self.environment.teacher()
         row = tuple(decision.features.tolist())
         ways: dict[str, list[_Run]] = {}
-        for run, call in zip(node.runs, calls, strict=True):
+        for run, call, coin in zip(node.runs, calls, tossed, strict=True):
             action = teacher if call else small
             run.steps += 1
             run.llm_calls += call
             if run.rule.keep:
-                run.turns.append(Turn(action, "llm" if call else "slm", row, node.struck))
+                agreed = small == teacher if coin else None
+                run.turns.append(Turn(action, "llm" if call else "slm", row, node.struck, agreed))
             ways.setdefault(action, []).append(run)
         following = []
         for action, runs in ways.items():

@@ -78,7 +78,7 @@ class RouterSection(Section):
     seeds: int = Field(gt=0, description="perturbation seeds a task of the router and of the threshold split")
     seed_pool: int = Field(20, gt=0, description="perturbation seeds of a split, which its tasks take in turns")
     coins: int = Field(3, gt=0, description="episodes a task and seed in which a coin decides who acts")
-    coin_rate: float = Field(0.35, gt=0, lt=1, description="probability that the coin calls the LLM")
+    coin_rate: float = Field(0.65, gt=0, lt=1, description="how often the coin calls the LLM: about as the router will")
     candidates: int = Field(8, gt=1, description="candidates a decision")
     alpha: float = Field(0.2, gt=0, le=1)
     epsilon: float = Field(0.3, gt=0, lt=1)

@@ -13,7 +13,7 @@ Objective of the first output, its three terms on one scale (costs of 1 and 50 a
 e_t is a soft escalation, so E[e] = (E[cost] − c_SLM) / (c_LLM − c_SLM); S is the outcome of the small model alone. F_z
 counts an escalated failure as rescued: in training only, evaluation re-executes. λ = softplus(ρ) rises by dual ascent
 while the worst seeds fail too often. Every episode weighs the same, however long it dragged on. Cost and constraint
-bend p, so `calibrate` comes after. The other two outputs add the Brier score of the one whose actor acted.
+bend p, so `calibrate` comes after. The other two outputs add `actor_brier_loss`.
 """
 
 from __future__ import annotations
@@ -76,15 +76,21 @@ class Explored:
 
     ``features`` (n, 15); ``by_llm`` (n,) 0 or 1, independent of the features given the episode's past; ``failed`` (n,) 0 or
     1, of the step's episode. The difference of mean failure between the two actors is then what the LLM's acting causes.
+    ``agreed`` (n,) 0 or 1: both would have taken the same action, so that this difference is nought. ``rate`` in (0, 1) is
+    P(the LLM acts).
     """
 
     features: np.ndarray
     by_llm: np.ndarray
     failed: np.ndarray
+    agreed: np.ndarray
+    rate: float
 
     def __post_init__(self) -> None:
         check_features(self.features)
-        for name, values in (("by_llm", self.by_llm), ("failed", self.failed)):
+        if not 0 < self.rate < 1:
+            raise BadInput(f"explored.rate: expected a probability between 0 and 1, got {self.rate}")
+        for name, values in (("by_llm", self.by_llm), ("failed", self.failed), ("agreed", self.agreed)):
             if values.shape != (len(self.features),) or not np.isin(values, (0, 1)).all():
                 raise BadInput(f"explored.{name}: expected 0 or 1 for each of {len(self.features)} steps")
 
@@ -222,10 +228,17 @@ def soft_cvar(rates: torch.Tensor, alpha: float) -> torch.Tensor:
     return rates.topk(worst_count(alpha, len(rates))).values.mean()
 
 
-def actor_brier_loss(logits: torch.Tensor, by_llm: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
-    """Mean over steps of (p_a − y)², p_a of who acted; ``logits`` (n, 2) of small model and LLM, the others (n,)."""
-    acted = torch.where(by_llm > 0, logits[:, 1], logits[:, 0])
-    return ((torch.sigmoid(acted) - failed) ** 2).mean()
+def actor_brier_loss(
+    logits: torch.Tensor, by_llm: torch.Tensor, failed: torch.Tensor, agreed: torch.Tensor, rate: float
+) -> torch.Tensor:
+    """½ · mean over steps of Σ_a w_a·(p_a − y)²; ``logits`` (n, 2) of small model and LLM, the others (n,).
+
+    An outcome counts for the actor who acted, weighted by 1/P(he acts) = 1/(1 − rate) or 1/rate; where both would have
+    done the same it is the outcome of either, with weight 1, and says without noise that the two do not differ there.
+    """
+    squared = (torch.sigmoid(logits) - failed[:, None]) ** 2
+    acted = torch.where(by_llm > 0, squared[:, 1] / rate, squared[:, 0] / (1 - rate))
+    return torch.where(agreed > 0, squared.sum(1), acted).mean() / 2
 
 
 def fit_risk(
@@ -249,7 +262,8 @@ def fit_risk(
     model.standardise(features)
     inputs = torch.tensor(features, dtype=torch.float32)
     coin = None if explored is None else [
-        torch.tensor(part, dtype=torch.float32) for part in (explored.features, explored.by_llm, explored.failed)
+        torch.tensor(part, dtype=torch.float32)
+        for part in (explored.features, explored.by_llm, explored.failed, explored.agreed)
     ]  # fmt: skip
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     rho = torch.zeros((), requires_grad=True)
@@ -267,8 +281,8 @@ def fit_risk(
         if settings.constrained:  # one Lagrangian: the network descends on it, ρ ascends
             loss = loss + softplus(rho) * (worst - settings.epsilon)
         multiplier = softplus(rho).item() if settings.constrained else 0.0
-        if coin is not None:
-            loss = loss + actor_brier_loss(model(coin[0])[:, 1:], coin[1], coin[2])
+        if explored is not None and coin is not None:
+            loss = loss + actor_brier_loss(model(coin[0])[:, 1:], coin[1], coin[2], coin[3], explored.rate)
         optimiser.zero_grad()
         dual.zero_grad()
         loss.backward()

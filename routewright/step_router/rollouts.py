@@ -56,13 +56,15 @@ def as_rollouts(episodes: Sequence[Episode]) -> Rollouts:
     )
 
 
-def as_explored(episodes: Sequence[Episode]) -> Explored:
-    """Kept episodes under `escalation.Coin` as what the benefit of a call is learnt from."""
+def as_explored(episodes: Sequence[Episode], rate: float) -> Explored:
+    """Kept episodes under `escalation.Coin`, calling the LLM at this rate, as what the benefit of a call is learnt from."""
     turns = [(turn, episode) for episode in episodes for turn in episode.turns]
     return Explored(
         features=np.array([turn.features for turn, _ in turns]),
         by_llm=np.array([float(turn.by == "llm") for turn, _ in turns]),
         failed=np.array([float(not episode.success) for _, episode in turns]),
+        agreed=np.array([float(turn.agreed is True) for turn, _ in turns]),
+        rate=rate,
     )
 
 

@@ -17,6 +17,7 @@ from rich.progress import Progress
 from routewright.errors import BadInput
 from routewright.step_router.dataset import Tasks, read_tasks
 from routewright.step_router.environments.protocol import Observation
+from routewright.step_router.environments.textworld_env import PASSIVE
 from routewright.step_router.perturbations import Perturbed, perturbation_seeds, without
 from routewright.step_router.profile import StepRouterProfile, SynthesisSection
 from routewright.step_router.situations import Situation
@@ -73,7 +74,8 @@ def teacher_episode(
 ) -> list[State]:
     """One episode in which a share of the teacher's moves is replaced by random admissible ones; labels stay the teacher's.
 
-    The episode is seen under perturbation ``seed``; every state is also shown as under ``other_seed``.
+    The episode is seen under perturbation ``seed``; every state is also shown as under ``other_seed``. A state in which
+    neither the teacher's move nor one that looks again is shown is left out: it has no right answer.
     """
     rng = random.Random(f"teacher/{task}/{seed}")
     share = rng.uniform(0.0, random_moves)
@@ -84,7 +86,9 @@ def teacher_episode(
         teacher = environment.teacher()
         shown = Situation(observation, tuple(actions))
         other = replace(shown, observation=environment.shown_under(other_seed))
-        states.append(State(task, seed, shown, other, teacher))
+        label = shown_move(teacher, observation.admissible)
+        if label is not None:
+            states.append(State(task, seed, shown, other, label))
         wander = observation.admissible and rng.random() < share
         action = rng.choice(observation.admissible) if wander and observation.admissible else teacher
         outcome = environment.step(action)
@@ -92,6 +96,16 @@ def teacher_episode(
         observation = outcome.observation
         if outcome.done:
             return states
+
+
+def shown_move(teacher: str, admissible: Sequence[str] | None) -> str | None:
+    """The teacher's move if it is shown, else one that changes nothing and shows the state again; None without either.
+
+    A small model can only take what is shown: cloning a hidden move would teach it nothing for the states it is in.
+    """
+    if admissible is None or teacher in admissible:
+        return teacher
+    return next((action for action in PASSIVE if action in admissible), None)
 
 
 def synthesize(dataset: Path, out: Path, profile: StepRouterProfile, seed: int) -> None:

@@ -25,32 +25,28 @@ from tiny_policy import (
 )
 
 from routewright.errors import BadInput
-from routewright.step_router.dpo import Pair, distill_dpo, jensen_shannon, make_pairs, preference, train_dpo
-from routewright.step_router.policy import load_policy
+from routewright.step_router.dpo import Pair, distill_dpo, jensen_shannon, make_pairs, rejected, train_dpo
+from routewright.step_router.policy import SmallModel, load_policy
 from routewright.step_router.situations import Situation
 
 SCORED = [("a", 0.9), ("b", 0.2), ("c", 0.8)]
 
 
-def test_the_verifier_approves_a_proposal() -> None:
-    assert preference(SCORED, ("t", 0.5), 0.15) == [("a", "b")]
-    assert preference(SCORED, ("t", 0.5), 0.05) == [("a", "b"), ("a", "c")]
+def test_the_first_proposal_that_scores_lower_than_the_teachers_action_is_rejected() -> None:
+    assert rejected(SCORED, ("t", 0.97), 0.05) == "a"
+    assert rejected(SCORED, ("t", 0.97), 0.1) == "b"
+    assert rejected(SCORED, ("t", 0.5), 0.15) == "b"
 
 
-def test_the_teacher_repairs_where_it_scores_higher() -> None:
-    assert preference(SCORED, ("t", 0.97), 0.1) == [("t", "b"), ("t", "c")]
-    assert preference(SCORED, ("b", 0.97), 0.05) == [("b", "a"), ("b", "c")], "an action is not preferred to itself"
-    assert preference([("a", 0.9)], ("a", 0.9), 0.0) == []
+def test_the_teachers_action_is_not_rejected_and_never_what_the_verifier_likes_better() -> None:
+    assert rejected(SCORED, ("a ", 0.97), 0.05) == "b", "blanks around it make no other action"
+    assert rejected(SCORED, ("t", 0.1), 0.0) is None
+    assert rejected([("a", 0.9)], ("a", 0.9), 0.0) is None
 
 
 def test_the_gap_is_inclusive() -> None:
-    assert preference([("a", 0.75), ("b", 0.5)], ("t", 0.0), 0.25) == [("a", "b")]
-    assert preference([("a", 0.75), ("b", 0.5)], ("t", 0.0), 0.26) == []
-
-
-def test_of_equal_scores_the_proposal_that_comes_first_is_chosen() -> None:
-    assert preference([("a", 0.5), ("b", 0.5)], ("t", 0.5), 0.1) == []
-    assert preference([("a", 0.5), ("b", 0.5)], ("t", 0.5), 0.0) == [("a", "b")]
+    assert rejected([("b", 0.5)], ("t", 0.75), 0.25) == "b"
+    assert rejected([("b", 0.5)], ("t", 0.75), 0.26) is None
 
 
 def rows(*probabilities: list[float]) -> torch.Tensor:
@@ -89,17 +85,15 @@ def test_pairs_of_states() -> None:
     """Lengths: press green 11, press red 9, wait 4, look around 11; the teacher's own has 14."""
     states = made_states(2)
     own = replace(states[1], teacher="open the hatch", other=situation(7))
-    pairs = make_pairs([states[0], own], tiny_policy(scale=0.12), Judge(), tiny_profile(dpo={"gap": 0.04}).dpo)
-    first = [pair for pair in pairs if pair.situation == states[0].situation]
-    assert [(len(pair.chosen), pair.rejected) for pair in first] == [(11, "wait")]
-    repaired = [pair for pair in pairs if pair.situation == own.situation]
-    assert {pair.chosen for pair in repaired} == {"open the hatch"}
-    assert {pair.rejected for pair in repaired} == {"press red", "wait"}
-    for pair in pairs:
-        teacher = own.teacher if pair in repaired else states[0].teacher
+    policy = tiny_policy(scale=0.12)
+    first, repaired = make_pairs([states[0], own], policy, Judge(), tiny_profile(dpo={"gap": 0.04}).dpo)
+    assert (first.chosen, first.rejected) == (states[0].teacher, "wait"), "the only one shorter by 4"
+    ranked = [c.action for c in SmallModel(policy, None, 4).propose([own.situation])[0]]
+    assert (repaired.chosen, repaired.rejected) == ("open the hatch", next(a for a in ranked if a in ("press red", "wait")))
+    for pair, teacher in ((first, states[0].teacher), (repaired, own.teacher)):
         assert pair.actions[0] == teacher
         assert sorted(pair.actions) == sorted({teacher, *ACTIONS}), "the same set for both views"
-    assert {pair.other for pair in repaired} == {situation(7)}
+    assert repaired.other == situation(7)
 
 
 @pytest.fixture(scope="module")
@@ -213,5 +207,5 @@ def test_lora_starts_at_the_reference_too(bc: Path, tmp_path: Path) -> None:
 def test_no_pair_is_refused(bc: Path, tmp_path: Path) -> None:
     verifier = save_verifier(bc, tmp_path / "verifier")
     examples = write_states(made_states(4), tmp_path / "examples")
-    with pytest.raises(BadInput, match=r"no proposal scores lower than another by dpo\.gap = 1\.5"):
+    with pytest.raises(BadInput, match=r"no proposal scores lower than the teacher's action by dpo\.gap = 1\.5"):
         distill_dpo(Path("unused"), examples, bc, verifier, tmp_path / "out", tiny_profile(dpo={"gap": 1.5}), 0)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from routewright.step_router import escalation
 from routewright.step_router.environments.protocol import Environment, Observation, Outcome
 from routewright.step_router.environments.textworld_env import GameSpec, TextWorldEnvironment
 from routewright.step_router.episodes import Episode, Rule, Turn, play, read_episodes, write_episodes
-from routewright.step_router.escalation import ALWAYS, NEVER, Decision, QueryLevel, Risk
+from routewright.step_router.escalation import ALWAYS, NEVER, Coin, Decision, QueryLevel, Risk
 from routewright.step_router.features import NAMES, Candidate, Context, PastStep, compute_features
 from routewright.step_router.perturbations import Perturbation, Perturbed, active
 from routewright.step_router.risk import RiskModel
@@ -241,6 +242,26 @@ def test_a_lost_action_of_the_teacher_is_a_call_all_the_same(tmp_path: Path) -> 
     played = play(partial(lanes, table), [LLM], ["reach 3"], [seed, hopeless], tmp_path, 1, "episodes")
     assert told(played) == [("llm", True, 4, 4), ("llm", False, 5, 5)]
     assert [turn.struck for turn in played[0].turns] == [(), (), ("tool_failure",), ()]
+
+
+def test_under_a_coin_it_is_told_where_both_would_do_the_same(tmp_path: Path) -> None:
+    """`agreed`: the small model's first candidate is the teacher's action, whoever acted; other rules do not ask."""
+    coins = [Rule(f"coin-{draw}", Coin(draw), 0.5, keep=True) for draw in range(3)]
+    slm = replace(SLM, keep=True)
+    played = play(lanes, [*coins, slm, LLM], TASKS, range(3), tmp_path, 1, "episodes")
+    proposer, environment = lanes()
+    seen = set()
+    for episode in played:
+        if not episode.row.startswith("coin"):
+            assert all(turn.agreed is None for turn in episode.turns)
+            continue
+        observation, actions = environment.reset(episode.task, episode.seed), ()
+        for turn in episode.turns:
+            small = proposer.propose([Situation(observation, actions)])[0][0].action
+            assert turn.agreed == (small == environment.teacher())
+            seen.add((turn.by, turn.agreed))
+            observation, actions = environment.step(turn.action).observation, (*actions, turn.action)
+    assert seen == {("slm", True), ("slm", False), ("llm", True), ("llm", False)}
 
 
 def test_a_killed_run_repeats_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

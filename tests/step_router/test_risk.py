@@ -242,12 +242,33 @@ def test_a_constant_feature_never_counts_and_a_far_one_is_held() -> None:
 
 
 def test_actor_brier_loss_by_hand() -> None:
-    """The small model acted with p 0.5 and failed, the LLM with p 0.75 and did not: (0.5² + 0.75²)/2, one logit each."""
+    """The small model acted (of chance 0.75) with p 0.5 and failed, the LLM (0.25) with p 0.75 and did not.
+
+    (0.5²/0.75 + 0.75²/0.25)/2 a step and half of that; where both agree, the failed step counts for p 0.5 and p 0.75.
+    """
     logits = torch.tensor([[0.0, 9.0], [9.0, math.log(3)]], requires_grad=True)
-    loss = actor_brier_loss(logits, torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]))
-    assert loss.item() == pytest.approx((0.25 + 0.5625) / 2)
+    by_llm, failed, differ = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]), torch.zeros(2)
+    loss = actor_brier_loss(logits, by_llm, failed, differ, 0.25)
+    assert loss.item() == pytest.approx((0.25 / 0.75 + 0.5625 / 0.25) / 2 / 2)
     loss.backward()
+    assert logits.grad is not None
     assert ((logits.grad != 0).tolist()) == [[True, False], [False, True]]
+    same = torch.tensor([[0.0, math.log(3)]])
+    agreed = actor_brier_loss(same, by_llm[:1], failed[:1], torch.ones(1), 0.25)
+    assert agreed.item() == pytest.approx((0.25 + 0.0625) / 2)
+
+
+def test_actor_brier_loss_of_all_coins_is_that_of_both_outcomes() -> None:
+    """Averaged over the coin, the weighted loss is the loss with both outcomes seen: weights are 1/probability."""
+    logits, rate = torch.tensor([[0.3, -1.2]]), 0.65
+    outcome = {0.0: 1.0, 1.0: 0.0}
+    tossed = {
+        by: actor_brier_loss(logits, torch.tensor([by]), torch.tensor([failed]), torch.zeros(1), rate).item()
+        for by, failed in outcome.items()
+    }
+    p = torch.sigmoid(logits)[0].tolist()
+    both = ((p[0] - outcome[0.0]) ** 2 + (p[1] - outcome[1.0]) ** 2) / 2
+    assert (1 - rate) * tossed[0.0] + rate * tossed[1.0] == pytest.approx(both)
 
 
 def tossed(steps: int, seed: int) -> tuple[Explored, np.ndarray]:
@@ -261,8 +282,9 @@ def tossed(steps: int, seed: int) -> tuple[Explored, np.ndarray]:
     hopeless, rescued = rows[:, NAMES.index("step")] > 0, rows[:, NAMES.index("repeats")] > 0.5
     by_llm = (rng.random(steps) < 0.35).astype(float)
     gain = np.where(~hopeless & rescued, 0.4, 0.0)
+    agreed = (gain == 0) & (rng.random(steps) < 0.5)
     failed = rng.random(steps) < np.where(hopeless, 0.9, 0.5) - gain * by_llm
-    return Explored(rows, by_llm, failed.astype(float)), gain
+    return Explored(rows, by_llm, failed.astype(float), agreed.astype(float), 0.35), gain
 
 
 def test_the_benefit_is_where_the_llm_changes_the_outcome_not_where_the_risk_is_highest() -> None:
@@ -286,6 +308,24 @@ def test_steps_of_a_coin_that_do_not_fit_together_are_refused() -> None:
         replace(explored, by_llm=np.full(5, 0.35))
     with pytest.raises(BadInput, match=r"explored\.failed: expected 0 or 1 for each of 5 steps"):
         replace(explored, failed=np.zeros(4))
+    with pytest.raises(BadInput, match=r"explored\.agreed: expected 0 or 1"):
+        replace(explored, agreed=np.full(5, np.nan))
+    with pytest.raises(BadInput, match=r"explored\.rate: expected a probability between 0 and 1, got 1\.0"):
+        replace(explored, rate=1.0)
+
+
+def test_steps_at_which_both_agree_make_the_benefit_surer() -> None:
+    """400 steps only: told where both agree, the router orders fresh steps by their gain better than without."""
+    fresh, gain = tossed(4000, 1)
+    found = {True: 0.0, False: 0.0}
+    for draw in range(3):
+        explored, _ = tossed(400, 10 + draw)
+        alone = Rollouts(explored.features, np.arange(400), explored.failed, np.arange(400) % 5)
+        for told in found:
+            data = explored if told else replace(explored, agreed=np.zeros(400))
+            model, _ = fit_risk(alone, data, replace(FAST, steps=150, constrained=False), draw)
+            found[told] += gain[np.argsort(-model.benefits(fresh.features))[:600]].mean()
+    assert found[True] > found[False]
 
 
 # --- Calibration

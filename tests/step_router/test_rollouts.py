@@ -44,11 +44,13 @@ def test_as_rollouts_by_hand() -> None:
 
 
 def test_as_explored_by_hand() -> None:
-    by_llm = replace(EPISODES[0], turns=(EPISODES[0].turns[0], replace(EPISODES[0].turns[1], by="llm")))
-    explored = as_explored([by_llm, EPISODES[1]])
+    first, second = EPISODES[0].turns
+    by_llm = replace(EPISODES[0], turns=(replace(first, agreed=True), replace(second, by="llm", agreed=False)))
+    explored = as_explored([by_llm, EPISODES[1]], 0.25)
     assert explored.features[:, 0].tolist() == [1, 2, 3]
     assert explored.by_llm.tolist() == [0, 1, 0]
     assert explored.failed.tolist() == [0, 0, 1]
+    assert (explored.agreed.tolist(), explored.rate) == ([1, 0, 0], 0.25)
 
 
 def test_first_steps_by_hand() -> None:

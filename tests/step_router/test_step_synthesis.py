@@ -12,9 +12,9 @@ from tiny_policy import Climb, situation, tiny_profile, write_states
 from routewright.errors import BadInput
 from routewright.step_router import synthesis, taught
 from routewright.step_router.dataset import Tasks
-from routewright.step_router.environments.protocol import Environment
+from routewright.step_router.environments.protocol import Environment, Observation
 from routewright.step_router.perturbations import TABLE, Perturbation, Perturbed
-from routewright.step_router.synthesis import State, read_states, synthesize, teacher_episode, unique
+from routewright.step_router.synthesis import State, read_states, shown_move, synthesize, teacher_episode, unique
 
 TASKS = Tasks(Path("unused"), "climb", {"policy": [f"climb {i}" for i in (2, 3, 4)]})
 LISTED = State("a", 3, situation(1, done=("wait",)), situation(2), "press red")
@@ -70,21 +70,41 @@ def test_labels_are_the_teachers_where_a_random_move_was_made() -> None:
     for seed in range(40):
         states = teacher_episode(TASKS, Perturbed(Climb(), perturbations), "climb 2", seed, seed + 100, 1.0)
         moves += wandered(states)
-        for number, state in enumerate(states):
-            assert (state.task, state.seed, len(state.situation.actions)) == ("climb 2", seed, number)
+        assert len({len(state.situation.actions) for state in states}) == len(states)
+        for state in states:
+            assert (state.task, state.seed) == ("climb 2", seed)
             again = Perturbed(Climb(), perturbations)
             shown = again.reset("climb 2", seed)
             for action in state.situation.actions:
                 shown = again.step(action).observation
             assert state.situation.observation == shown
             assert state.other.observation == again.shown_under(seed + 100)
-            assert state.teacher == again.teacher()
+            assert state.teacher == shown_move(again.teacher(), shown.admissible)
             assert state.other.actions == state.situation.actions
             one, other = state.situation.observation, state.other.observation
             assert (one.objective, one.step, one.max_steps) == (other.objective, other.step, other.max_steps)
             different += one != other
     assert moves > 5
     assert different > 5
+
+
+def test_a_move_that_is_not_shown_is_not_cloned() -> None:
+    assert shown_move("up", ("look", "up")) == "up"
+    assert shown_move("up", None) == "up", "any text is an action"
+    assert shown_move("up", ("inventory", "down", "look")) == "look", "a step that only shows the state again"
+    assert shown_move("up", ("inventory", "down")) == "inventory"
+    assert shown_move("up", ("down",)) is None
+
+
+def test_states_without_a_right_answer_are_left_out() -> None:
+    class Hidden(Climb):
+        """Shows no move at its first step."""
+
+        def reset(self, task: str, seed: int) -> Observation:  # type: ignore[override]
+            return replace(super().reset(task, seed), admissible=("down",))
+
+    states = teacher_episode(TASKS, Perturbed(Hidden(), ()), "climb 3", 5, 6, random_moves=0.0)  # type: ignore[arg-type]
+    assert [state.situation.actions for state in states] == [("up",), ("up", "up")]
 
 
 def test_some_labels_say_down_after_wandering_too_far() -> None:
