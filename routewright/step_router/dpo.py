@@ -179,7 +179,7 @@ def distill_dpo(
     pairs = make_pairs(chosen_states(examples, profile.dpo.states, seed), policy, judge, profile.dpo)
     if not pairs:
         raise BadInput(
-            f"{verifier}: no proposal scores lower than the teacher's action by dpo.gap = {profile.dpo.gap}, nothing to prefer"
+            f"{verifier}: no proposal scores lower than the teacher's action by dpo.gap = {profile.dpo.gap}: no pairs"
         )
     (out / "pairs.json").write_text(json.dumps({"pairs": len(pairs)}))
     train_dpo(pairs, bc, out / "policy", profile, profile.dpo.jsd, seed, "dpo + jsd")

@@ -29,6 +29,8 @@ VERSION, DIGEST, PREDICTOR, PREVIOUS, ROLLED_BACK = (
 """Annotations: the model, the hash of the predictor that was asked for, and what to go back to."""
 MODEL_DIR = "/mnt/models"
 CONTAINER = "kserve-container"
+HOME = "/var/lib/routewright"
+"""The image's home, the one folder it writes to."""
 _GIB = 1 << 30
 _NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 
@@ -88,6 +90,10 @@ class Deployment(_Strict):
     env: dict[str, str] = {}
     cpu: str = "1"
     memory: str = "2Gi"
+    gpus: int = Field(default=0, ge=0, description="nvidia.com/gpu of each replica")
+    secret_env: dict[str, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = Field(
+        default={}, description="{variable: name of a Secret/key in it}"
+    )
     min_replicas: int = Field(default=1, ge=0)
     max_replicas: int = Field(default=3, ge=1)
     timeout_s: int = Field(default=60, ge=1)
@@ -141,36 +147,53 @@ def predictor(deployment: Deployment, router: str, version: str, digest: str, ur
         V1Capabilities,
         V1Container,
         V1ContainerPort,
+        V1EmptyDirVolumeSource,
         V1EnvVar,
+        V1EnvVarSource,
         V1HTTPGetAction,
         V1Probe,
         V1ResourceRequirements,
         V1SeccompProfile,
+        V1SecretKeySelector,
         V1SecurityContext,
+        V1Volume,
+        V1VolumeMount,
     )
 
     env = {"STORAGE_URI": uri, **deployment.env}
+    secrets = [(name, *place.split("/")) for name, place in deployment.secret_env.items()]
     resources = {"cpu": deployment.cpu, "memory": deployment.memory}
+    if deployment.gpus:
+        resources["nvidia.com/gpu"] = str(deployment.gpus)
     container = V1Container(
         name=CONTAINER,
         image=deployment.image,
         command=list(deployment.command) or None,
         args=list(deployment.args) or ["serve", router, "--model", MODEL_DIR, "--host", "0.0.0.0", "--port", "8080"],
-        env=[V1EnvVar(name=name, value=value) for name, value in env.items()],
+        env=[
+            *(V1EnvVar(name=name, value=value) for name, value in env.items()),
+            *(
+                V1EnvVar(name=name, value_from=V1EnvVarSource(secret_key_ref=V1SecretKeySelector(name=secret, key=key)))
+                for name, secret, key in secrets
+            ),
+        ],
         ports=[V1ContainerPort(container_port=8080, protocol="TCP")],
         readiness_probe=V1Probe(http_get=V1HTTPGetAction(path="/v2/health/ready", port=8080), timeout_seconds=2),
         resources=V1ResourceRequirements(requests=resources, limits=resources),
         security_context=V1SecurityContext(
             allow_privilege_escalation=False,
             capabilities=V1Capabilities(drop=["ALL"]),
+            read_only_root_filesystem=True,
             run_as_non_root=True,
             seccomp_profile=V1SeccompProfile(type="RuntimeDefault"),
         ),
+        volume_mounts=[V1VolumeMount(name="home", mount_path=HOME)],
     )
     spec = kserve_sdk().V1beta1PredictorSpec(
         # Standard mode tells the predictors apart by name, and promotes one by naming it.
         name=predictor_name(version) if deployment.mode == "Standard" else None,
         containers=[container],
+        volumes=[V1Volume(name="home", empty_dir=V1EmptyDirVolumeSource(size_limit="1Gi"))],
         service_account_name=deployment.service_account,
         min_replicas=deployment.min_replicas,
         max_replicas=max(deployment.max_replicas, deployment.min_replicas),
