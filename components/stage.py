@@ -25,9 +25,10 @@ from routewright.errors import BadInput, StageFailed
 
 if TYPE_CHECKING:
     from routewright.config import Profile
+    from routewright.ensemble_router.profile import EnsembleProfile
     from routewright.step_router.profile import StepRouterProfile
 
-ROUTERS = ("search-router", "step-router")
+ROUTERS = ("search-router", "step-router", "ensemble-router")
 # A stage's own training checkpoints are for resuming, not for whoever reads the artifact.
 CHECKPOINTS = "checkpoint*"
 
@@ -109,6 +110,18 @@ def environment_digest(environment: str) -> str:
     return digest_of(Path(environment))
 
 
+def tasks_digest(profile: str) -> list[str]:
+    """What decides the questions of an ensemble router's profile, beside the profile: its task files, reasoning-gym."""
+    from routewright.ensemble_router.fetch import reasoning_gym_version
+    from routewright.ensemble_router.profile import load_ensemble_profile
+
+    settled = load_ensemble_profile(profile)
+    for file in settled.tasks.files:
+        if not file.path.is_file():
+            raise BadInput(f"tasks.files: {file.path}: no such file, expected JSON lines")
+    return [*(digest_of(file.path) for file in settled.tasks.files), reasoning_gym_version(settled)]
+
+
 def digest_of_code() -> str:
     """SHA-256 over the library's Python files: other code may give other results, so it must not reuse them."""
     digest = hashlib.sha256()
@@ -131,8 +144,9 @@ def stage(
 
     ``inputs`` are KFP artifacts by label. ``settings`` is all else that decides the result: the special keys ``pool``
     (a pool name or file), ``environment`` (a name, file or folder), ``profile`` (a name or file of ``router``'s
-    profiles) and ``query_log`` (a file or "") count with their content. On success the stage is marked finished and
-    ``output.metadata["digest"]`` is set. The body's exception is reported to the local runner and passes through.
+    profiles), ``tasks`` (a profile of the ensemble router, for what it asks) and ``query_log`` (a file or "") count with
+    their content. On success the stage is marked finished and ``output.metadata["digest"]`` is set. The body's exception is
+    reported to the local runner and passes through.
     """
     emit(stage=name, status="started")
     stop_when_orphaned()
@@ -166,13 +180,20 @@ def stage(
 
 
 def content_of(label: str, value: Any, router: str) -> Any:
-    """What a setting stands for: the content of a pool, environment, profile or query log, else the value itself."""
+    """What a setting stands for: the content of a pool, environment, profile, tasks or query log, else the value itself."""
+    if label in ("pool", "environment"):
+        from routewright.data_versions import parse_source, pinned
+
+        if (source := parse_source(value)) is not None:
+            return pinned(source)
     if label == "pool":
         return pool_digest(value)
     if label == "environment":
         return environment_digest(value)
     if label == "profile":
         return profile_of(router, value).model_dump(mode="json")
+    if label == "tasks":
+        return tasks_digest(value)
     if label == "query_log" and value:
         if not Path(value).is_file():
             raise BadInput(f"query log {value}: no such file, expected JSON lines")
@@ -180,7 +201,7 @@ def content_of(label: str, value: Any, router: str) -> Any:
     return value
 
 
-def profile_of(router: str, profile: str) -> Profile | StepRouterProfile:
+def profile_of(router: str, profile: str) -> Profile | StepRouterProfile | EnsembleProfile:
     """The profile of that name or file among the profiles of a router; BadInput for an unknown router too."""
     if router == "search-router":
         from routewright.config import load_profile
@@ -190,6 +211,10 @@ def profile_of(router: str, profile: str) -> Profile | StepRouterProfile:
         from routewright.step_router.profile import load_step_profile
 
         return load_step_profile(profile)
+    if router == "ensemble-router":
+        from routewright.ensemble_router.profile import load_ensemble_profile
+
+        return load_ensemble_profile(profile)
     raise BadInput(f"router '{router}': expected one of {', '.join(ROUTERS)}")
 
 

@@ -29,8 +29,8 @@ from routewright import tracking
 from routewright.errors import BadInput, StageFailed
 
 RESULTS = ("summary.json", "report.html")
-# The stage whose folder is the trained router.
-ROUTER_STAGES = ("rl", "calibrate")
+# The stages that train a router, and where in their folder it is.
+ROUTER_STAGES = {"rl": "", "calibrate": "", "coevolve": "router"}
 
 
 def run_local(
@@ -73,10 +73,10 @@ def publish_results(folders: Mapping[str, Path], out: Path) -> dict[str, Any]:
     files = {name: judged / path for name, path in summary["artifacts"].items()}
     places = {name: os.path.relpath(path, out) for name, path in {**files, **folders}.items()}
     summary["artifacts"] = {**places, "report": "report.html"}
-    for stage in folders.keys() & ROUTER_STAGES:
+    for stage in folders.keys() & ROUTER_STAGES.keys():
         link = out / "model.tmp"
         link.unlink(missing_ok=True)
-        link.symlink_to(places[stage])
+        link.symlink_to(os.path.normpath(os.path.join(places[stage], ROUTER_STAGES[stage])))
         link.replace(out / "model")
         summary["artifacts"]["model"] = "model"
     fresh = out / "report.html.tmp"

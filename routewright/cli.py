@@ -7,12 +7,15 @@ import sys
 import tempfile
 import traceback
 from datetime import date, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from routewright import __version__
+from routewright.data_cli import app as data_app
+from routewright.ensemble_router.cli import app as ensemble_app
 from routewright.errors import BadInput, StageFailed
 from routewright.pools.cli import app as pool_app
 from serving.promotion.cli import promotion_app
@@ -36,7 +39,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(pool_app, name="pool")
+app.add_typer(ensemble_app, name="ensemble")
+app.add_typer(data_app, name="data")
 app.add_typer(promotion_app)
+if find_spec("pipelines"):  # a serving image has no pipelines
+    from pipelines.cli import pipelines_app
+
+    app.add_typer(pipelines_app)
 
 PoolOption = Annotated[str, typer.Option("--pool", metavar="FILE|aws-docs", help="A pool.yaml, or the embedded pool.")]
 
@@ -59,7 +68,7 @@ def options(
 
 @app.command()
 def run(
-    pipeline: Annotated[Literal["search-router", "step-router"], typer.Argument(help="Which pipeline.")],
+    pipeline: Annotated[Literal["search-router", "step-router", "ensemble-router"], typer.Argument(help="Which pipeline.")],
     out: Annotated[Path, typer.Option(help="Where summary.json, report.html and all else go.", file_okay=False)],
     pool: Annotated[
         str | None,
@@ -85,8 +94,10 @@ def run(
     arguments: dict[str, str | int]
     if pipeline == "search-router":
         arguments = search_arguments(pool, environment, profile, seed, query_log)
-    else:
+    elif pipeline == "step-router":
         arguments = step_arguments(pool, environment, profile, seed, query_log)
+    else:
+        arguments = ensemble_arguments(pool, environment, profile, seed, query_log)
     # Fixed to this stdout: the runner puts another in its place while KFP talks.
     console = Console(file=sys.stdout)
     chosen = " · ".join(f"{name} [cyan]{escape(str(value))}[/]" for name, value in arguments.items() if value != "")
@@ -104,6 +115,9 @@ def run(
     if pipeline == "search-router":
         trial = f'routewright route "a question" --pool {pool} --model {model}'
         console.print(f"Try it: {escape(trial)}", highlight=False)
+    elif pipeline == "ensemble-router":
+        trial = f"routewright serve ensemble-router --model {model}"
+        console.print(f"Serve it: {escape(trial)}", highlight=False)
     else:
         console.print("In your agent's loop:")
         console.print(agent_loop(model), markup=False, highlight=False, soft_wrap=True)
@@ -128,9 +142,10 @@ def search_arguments(
     if pool is None:
         raise BadInput(f"--pool: missing, search-router expects a pool file or {EMBEDDED_POOL}")
     from routewright.config import load_profile
+    from routewright.data_versions import parse_source
 
     load_profile(profile)
-    if pool != EMBEDDED_POOL:
+    if parse_source(pool) is None and pool != EMBEDDED_POOL:
         from routewright.pools.pool import load_pool
 
         load_pool(Path(pool))
@@ -147,31 +162,62 @@ def step_arguments(
         raise BadInput(f"--pool {pool}: only search-router has a pool, step-router takes --environment")
     if query_log is not None:
         raise BadInput(f"--query-log {query_log}: only search-router learns from a query log")
-    from components.stage import environment_digest
+    from routewright.data_versions import parse_source
     from routewright.step_router.profile import load_step_profile
 
     load_step_profile(profile)
     chosen = environment or "textworld"
-    environment_digest(chosen)
-    if chosen not in ("textworld", "shell"):
-        from routewright.step_router.environments.code_env import load_problems
-        from routewright.step_router.environments.shell_env import load_tasks
-
-        if Path(chosen).is_dir():
-            load_tasks(Path(chosen))
-        else:
-            load_problems(Path(chosen))
+    if parse_source(chosen) is None:
+        check_environment(chosen)
     return {"environment": chosen, "profile": profile, "seed": seed}
+
+
+def check_environment(chosen: str) -> None:
+    """BadInput where an environment's package, problems or tasks are missing or faulty."""
+    from components.stage import environment_digest
+
+    environment_digest(chosen)
+    if chosen in ("textworld", "shell"):
+        return
+    from routewright.step_router.environments.code_env import load_problems
+    from routewright.step_router.environments.shell_env import load_tasks
+
+    if Path(chosen).is_dir():
+        load_tasks(Path(chosen))
+    else:
+        load_problems(Path(chosen))
+
+
+def ensemble_arguments(
+    pool: str | None, environment: str | None, profile: str, seed: int, query_log: Path | None
+) -> dict[str, str | int]:
+    """The ensemble router's pipeline arguments; BadInput where an option is another router's or faulty."""
+    if pool is not None:
+        raise BadInput(f"--pool {pool}: only search-router has a pool, ensemble-router takes its tasks from the profile")
+    if environment is not None:
+        raise BadInput(
+            f"--environment {environment}: only step-router has an environment, ensemble-router takes its tasks from the "
+            "profile"
+        )
+    if query_log is not None:
+        raise BadInput(f"--query-log {query_log}: only search-router learns from a query log")
+    from components.stage import tasks_digest
+
+    tasks_digest(profile)
+    return {"profile": profile, "seed": seed}
 
 
 @app.command(name="compile")
 def compile_pipelines(
     out: Annotated[Path, typer.Option(help="Folder for the YAML files.", file_okay=False)] = Path("pipelines/compiled"),
+    placement: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE|all", help="Where the stages run; bare pipelines if not given.")
+    ] = None,
 ) -> None:
     """Compile the pipelines to KFP's YAML. ROUTEWRIGHT_IMAGE names the image, by digest."""
     from pipelines.compile import compile_all
 
-    for file in compile_all(out):
+    for file in compile_all(out, placement):
         typer.echo(file)
 
 
@@ -211,7 +257,7 @@ def route(
 
 @app.command()
 def serve(
-    router: Annotated[Literal["search-router", "step-router"], typer.Argument(help="Which router.")],
+    router: Annotated[Literal["search-router", "step-router", "ensemble-router"], typer.Argument(help="Which router.")],
     model: Annotated[Path, typer.Option(metavar="DIR", help="A trained router's folder.")],
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everywhere, as in a container.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP: KServe V1 and V2, feedback, metrics.")] = 8080,
