@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 promotion_app = typer.Typer()
 
-RouterArgument = Annotated[Literal["search-router", "step-router"], typer.Argument(help="Which router.")]
+RouterArgument = Annotated[
+    Literal["search-router", "step-router", "ensemble-router"], typer.Argument(help="Which router.")
+]
 DeployOption = Annotated[
     Path | None,
     typer.Option(

@@ -13,8 +13,12 @@ from routewright.errors import BadInput
 from routewright.evaluation.gates import Evidence, Judged
 from routewright.evaluation.summary import Row, Summary
 
-ROWS = {"search-router": ("sft+rl", "best-single"), "step-router": ("risk", "random-matched")}
-"""The row that is promoted, and the one that needs no training."""
+ROWS = {
+    "search-router": ("sft+rl", "best-single"), "step-router": ("risk", "random-matched"),
+    "ensemble-router": ("familiarity", "single-best"),
+}  # fmt: skip
+"""The row that is promoted, and the one that needs no training of a router."""
+DESCRIPTIONS = {"search-router": "router.json", "step-router": "risk.json", "ensemble-router": "familiarity.json"}
 
 
 def read_summary(folder: Path) -> Summary:
@@ -46,7 +50,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 def description_of(router: str, model: Path) -> dict[str, Any]:
     """The JSON in which a model folder describes itself; BadInput where it is missing or broken."""
-    file = model / ("router.json" if router == "search-router" else "risk.json")
+    file = model / DESCRIPTIONS[router]
     try:
         found = dict(json.loads(file.read_text(encoding="utf-8")))
         str(found["model_version"])
@@ -63,7 +67,8 @@ def read_evidence(router: str, evaluation: Path, row: str, version: str) -> Evid
     summary = read_summary(evaluation)
     metrics = {name: value.mean for name, value in _row(summary, row, evaluation).metrics.items()}
     try:
-        judged = (_judged_queries if router == "search-router" else _judged_episodes)(evaluation, row)
+        readers = {"search-router": _judged_queries, "step-router": _judged_episodes, "ensemble-router": _judged_questions}
+        judged = readers[router](evaluation, row)
     except (KeyError, TypeError, ValueError) as error:
         told = " ".join(str(error).split())
         raise BadInput(f"{evaluation}: the records are not those of an evaluated {router} ({told})") from None
@@ -104,6 +109,15 @@ def judged_query(record: Mapping[str, Any], query: Mapping[str, Any]) -> Judged:
         probability=scores.get(chosen), outcome=int(chosen in query["best_agents"]) if chosen in scores else None,
         latency_ms=record["metrics"].get("latency_ms"), cost=record["metrics"].get("cost"),
     )  # fmt: skip
+
+
+def _judged_questions(evaluation: Path, row: str) -> list[Judged]:
+    """A row's answers to the held-out questions; the cost is the tokens that its agents generated."""
+    return [
+        Judged(id=record["id"], quality=record["reward"], slice=record["domain"], cost=record["tokens"])
+        for record in read_lines(evaluation / "records.jsonl")
+        if record["row"] == row
+    ]
 
 
 def _judged_episodes(evaluation: Path, row: str) -> list[Judged]:

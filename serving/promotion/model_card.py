@@ -8,12 +8,14 @@ from typing import Any
 from routewright.evaluation.gates import Check
 from routewright.evaluation.summary import Summary, table_markdown
 
-TITLES = {"search-router": "Search router", "step-router": "Step router"}
+TITLES = {"search-router": "Search router", "step-router": "Step router", "ensemble-router": "Ensemble router"}
 WHAT = {
     "search-router": "Decides which agents get a query: one forward pass of a small language model, trained by supervised "
     "fine-tuning on intent and then with REINFORCE++ on what the agents returned.",
     "step-router": "Decides whether a small model takes the next step of an episode or the big one does: a calibrated "
     "risk of failure from 15 features of the policy, the verifier and the trajectory.",
+    "ensemble-router": "Decides which LoRA agents answer a query, by how well each agent's head predicts a frozen random "
+    "target from the backbone's state of it; agents and heads were trained together on verified answers.",
 }
 LIMITS = {
     "search-router": (
@@ -27,6 +29,12 @@ LIMITS = {
         "Thresholds hold for the stated costs and the stated step limit.",
         "An escalated step was taken by the teacher of the evaluation; another big model may do worse.",
         "Intervals are over tasks of one evaluation, not over trainings.",
+    ),
+    "ensemble-router": (
+        "It knows the agents that it was trained with, as they were at the end of the training.",
+        "A query far from all that was trained on is familiar to nobody: then all agents answer.",
+        "Answers were verified against stored ones; how good an answer without a verifier is, nobody measured.",
+        "Intervals are over questions of one evaluation, not over trainings.",
     ),
 }
 

@@ -45,16 +45,20 @@ from serving.promotion.rollout import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-Router = Literal["search-router", "step-router"]
+Router = Literal["search-router", "step-router", "ensemble-router"]
 Say = Callable[[str], None]
-Outcome = Literal["promoted", "unchanged", "refused", "aborted", "would promote"]
+Outcome = Literal["promoted", "challenger", "unchanged", "refused", "aborted", "would promote"]
 LATENCY_QUERIES = 200
+LOG_MODEL = {
+    "search-router": tracking.log_search_model, "step-router": tracking.log_risk_model,
+    "ensemble-router": tracking.log_ensemble_model,
+}  # fmt: skip
 PENDING = "(assigned when registered)"
 """Stands for the version of a model that a dry run did not register."""
 
 
 class Decision(BaseModel):
-    """``decision.json``: what was decided and why. Exit code 0 for promoted, unchanged and dry runs, 3 for refused."""
+    """``decision.json``: what was decided and why. Exit code 3 for refused, 0 for what was done or is to be done."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -112,14 +116,22 @@ def candidate_of_run(router: Router, out: Path) -> Candidate:
 
 
 def promote(
-    candidate: Candidate, deployment: Deployment | None, bounds: GateBounds, out: Path, say: Say, dry_run: bool = False
+    candidate: Candidate,
+    deployment: Deployment | None,
+    bounds: GateBounds,
+    out: Path,
+    say: Say,
+    dry_run: bool = False,
+    challenger: bool = False,
 ) -> Decision:
     """Judge, register and roll out a candidate; decision.json, decision.md and MODEL_CARD.md are written to ``out``.
 
-    Without a deployment the model is registered and becomes the champion, nothing is served. A dry run writes nothing
-    but says the manifest and how it differs from what is deployed. BadInput for faulty input; StageFailed where the
-    cluster is left in between.
+    Without a deployment the model is registered and becomes the champion, nothing is served; with ``challenger`` it only
+    gets that alias. A dry run writes nothing but says the manifest and how it differs from what is deployed. BadInput for
+    faulty input; StageFailed where the cluster is left in between.
     """
+    if challenger and deployment is not None:
+        raise BadInput("challenger: expected no deployment file, a challenger is registered and not served")
     router, digest = candidate.router, registry.folder_digest(candidate.model)
     description = description_of(router, candidate.model)
     own_version = str(description["model_version"])
@@ -155,7 +167,7 @@ def promote(
     key = tracking.settings_hash({"digest": digest, "champion": other, "bounds": bounds.model_dump()})
     with tracking.stage_run("promote", key, {"digest": digest[:16]}, None, router):
         if not failed:
-            decision = carry_out(client, candidate, card, decision, deployment, say)
+            decision = carry_out(client, candidate, card, decision, deployment, say, challenger)
         write_decision(decision, card, out)
         log_decision(out)
     return decision
@@ -174,7 +186,7 @@ def judge(
     if champion is None:
         baseline = read_evidence(router, candidate.evaluation, simple, simple)
         return promotion_gates(own, None, baseline, bounds)
-    if router == "step-router" or candidate.dataset is None or candidate.examples is None:
+    if router != "search-router" or candidate.dataset is None or candidate.examples is None:
         return promotion_gates(own, recorded_evidence(client, champion), None, bounds)
     with champion_files(client, champion) as folder, tempfile.TemporaryDirectory() as work:
         theirs = f"version {champion.version}"
@@ -218,15 +230,20 @@ def recorded_evidence(client: MlflowClient, champion: registry.RegisteredVersion
 
 
 def carry_out(
-    client: MlflowClient, candidate: Candidate, card: str, decision: Decision, deployment: Deployment | None, say: Say
+    client: MlflowClient,
+    candidate: Candidate,
+    card: str,
+    decision: Decision,
+    deployment: Deployment | None,
+    say: Say,
+    challenger: bool = False,
 ) -> Decision:
     """Register, roll out and set the aliases of a candidate that passed."""
     router, digest = candidate.router, decision.digest
-    log_model = tracking.log_search_model if router == "search-router" else tracking.log_risk_model
     tags = {"routewright.model_version": decision.model_version, "git_sha": tracking.git_sha()}
     found = registry.version_with_digest(client, router, digest)
     if found is None:
-        found = registry.register(client, router, candidate.model, log_model, card, tags)
+        found = registry.register(client, router, candidate.model, LOG_MODEL[router], card, tags)
         row = ROWS[router][0]
         evidence = read_evidence(router, candidate.evaluation, row, decision.model_version)
         log_text(evidence.model_dump_json(), "evidence.json")
@@ -236,6 +253,9 @@ def carry_out(
     update: dict[str, Any] = {"version": version}
     if not serving:
         registry.set_challenger(client, router, version)
+    if challenger and not serving:
+        reason = f"all gates passed: version {version} is the challenger; it is registered and nothing is served"
+        return decision.model_copy(update={**update, "outcome": "challenger", "reason": reason})
     if deployment is not None:
         check_size(sum(file.stat().st_size for file in registry.served_files(candidate.model)), deployment)
         uri = registry.concrete_uri(client, router, version, deployment.volumes)

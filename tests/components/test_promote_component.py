@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from components.promote.component import promote
 from pipelines.run_local import run_local
 from routewright import model_registry as registry
 from routewright import tracking
+from routewright.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "serving" / "promotion"))
 
 
 @dsl.component(base_image="python:3.11")
@@ -41,12 +44,12 @@ def trained(
 
 
 @dsl.pipeline(name="promotion")
-def promotion(quality: float, switch: bool = False) -> None:
+def promotion(quality: float, switch: bool = False, challenger: bool = False, deploy: str = "") -> None:
     made = trained(quality=quality)
     with dsl.If(switch == True, "promote"):  # noqa: E712
         promote(
             dataset=made.outputs["dataset"], examples=made.outputs["examples"], model=made.outputs["model"],
-            evaluation=made.outputs["evaluation"], router="search-router", deploy="",
+            evaluation=made.outputs["evaluation"], router="search-router", deploy=deploy, challenger=challenger,
         )  # fmt: skip
 
 
@@ -73,3 +76,38 @@ def test_a_pipeline_promotes_a_refusal_is_a_result_and_the_switch_is_off_by_defa
     assert tags["mlflow.parentRunId"], "the promotion belongs to the pipeline's run"
     assert pytest.approx(0.8, abs=0.1) == next(c["value"] for c in found["checks"] if "best-single" in c["name"]) + 0.4
     assert tracking.PARENT not in os.environ
+
+
+def test_a_challenger_leaves_the_champion_and_takes_no_deployment(tmp_path, monkeypatch) -> None:
+    from evaluated_run import write_search_run
+
+    from routewright.evaluation.gates import GateBounds
+    from serving.promotion.promote import Candidate
+    from serving.promotion.promote import promote as decide
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+
+    def candidate(version: str, quality: float) -> Candidate:
+        out = write_search_run(tmp_path / version, version=version, quality=quality, latency_ms=None)
+        return Candidate("search-router", out / "model", out / "evaluation")
+
+    def judge(candidate: Candidate, **more: Any) -> Any:
+        return decide(candidate, None, GateBounds(), tmp_path / "decision", print, **more)
+
+    first, second = candidate("m1", 0.7), candidate("m2", 0.8)
+    assert judge(first).outcome == "promoted"
+    client = registry.registry_client()
+    for _ in range(2):
+        found = judge(second, challenger=True)
+        assert found.outcome == "challenger", found.reason
+        assert "version 2 is the challenger; it is registered and nothing is served" in found.reason
+        assert registry.aliases(client, "search-router") == {"champion": "1", "challenger": "2"}
+    assert judge(candidate("m3", 0.3), challenger=True).outcome == "refused"
+    assert registry.aliases(client, "search-router") == {"champion": "1", "challenger": "2"}
+    assert judge(first, challenger=True).outcome == "unchanged", "the champion does not become its own challenger"
+    assert registry.aliases(client, "search-router") == {"champion": "1", "challenger": "2"}
+    assert judge(second).outcome == "promoted", "and a challenger can be promoted"
+    assert registry.aliases(client, "search-router") == {"champion": "2", "previous": "1"}
+    with pytest.raises(BadInput, match="challenger: expected no deployment file, a challenger is registered and not served"):
+        decide(second, object(), GateBounds(), tmp_path / "decision", print, challenger=True)  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""When to retrain a search router, and whether what came of it would have done better on logged traffic.
+
+Both read what a served router logged (`routewright.pools.decision_log`). Queries are divided by a hash of their text: on
+what a router learns from, nothing can be concluded about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from routewright.errors import BadInput
+from routewright.evaluation.drift import MAX_EMBEDDED, MIN_QUERIES, Drift, detect_drift
+from routewright.evaluation.off_policy import OffPolicyEstimate, action_of, estimate_from_log, usable_entries
+from routewright.pools.decision_log import write_query_log
+from routewright.pools.query_log import QueryLogEntry, read_query_log
+
+HELD_OUT = 0.3
+"""Share of the queries that only the off-policy check reads."""
+MARGIN = 0.05
+"""A challenger is surely (lower end of 95 %) not worse than the logged router by more than this."""
+LEARN, HELD_OUT_LOG, DRIFT, OFF_POLICY = "learn.jsonl", "held-out.jsonl", "drift.json", "off-policy.json"
+
+
+class OffPolicyDecision(BaseModel):
+    """``off-policy.json``: whether the log lets the candidate pass, the reason in one sentence, and the numbers."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    passed: bool
+    reason: str
+    bound: float
+    estimate: OffPolicyEstimate
+
+
+def check_drift(log: Path, reference: Path, out: Path, seed: int) -> Drift:
+    """Compare a served router's log with an earlier one, by routes and query embeddings; drift.json has all numbers.
+
+    Also writes learn.jsonl and held-out.jsonl, the log as query logs for training and for the off-policy check. A route is
+    the router's first agent; explored decisions are left out, as chance made them, and of more than 2,000 others as many are
+    drawn. BadInput: a log that is missing or broken, or with fewer than 50 decisions whose query can be read.
+    """
+    from routewright.language_models.embedding import embed
+
+    out.mkdir(parents=True, exist_ok=True)
+    entries, earlier = (_traffic(path, out / f"{name}.joined") for name, path in (("log", log), ("reference", reference)))
+    for name, chosen in ((LEARN, False), (HELD_OUT_LOG, True)):
+        lines = [entry.model_dump_json() for entry in entries if held_out(entry.query) == chosen]
+        (out / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    sides = []
+    for path, side in ((reference, earlier), (log, entries)):
+        greedy = [entry for entry in side if not entry.explored and action_of(entry)]
+        if len(greedy) < MIN_QUERIES:
+            raise BadInput(
+                f"{path}: expected at least {MIN_QUERIES} decisions, not explored and with the query in clear text, found "
+                f"{len(greedy)}"
+            )
+        sides.append(random.Random(seed).sample(greedy, min(len(greedy), 2 * MAX_EMBEDDED)))
+    before, now = ([str((entry.decision or {})["agents"][0]) for entry in side] for side in sides)
+    vectors = [embed([entry.query for entry in side]) for side in sides]
+    found = detect_drift(before, now, vectors[0], vectors[1], seed=seed)
+    _write(out / DRIFT, {**asdict(found), "current": len(now)})
+    return found
+
+
+def held_out(query: str) -> bool:
+    """Whether a query belongs to the off-policy check, whoever asks it how often."""
+    place = int(hashlib.sha256(query.casefold().encode("utf-8", "replace")).hexdigest()[:12], 16) / 16**12
+    return place < HELD_OUT
+
+
+def check_off_policy(model: Path, held_out_log: Path, out: Path) -> OffPolicyDecision:
+    """Judge a search router on logged decisions that it did not learn from; off-policy.json has all numbers.
+
+    It passes where the estimate is conclusive (enough decisions, effectively, and all actions explored) and the lower end of
+    its gain over the logged router is at least −0.05. BadInput where the log has no decision with propensity and outcome,
+    or knows other agents.
+    """
+    from routewright.search_router.router import load_router
+
+    used = usable_entries(read_query_log(held_out_log))
+    if not used:
+        raise BadInput(
+            f"{held_out_log}: found no decision with request_id, propensity and outcome, expected a log written with "
+            "exploration and feedback on it"
+        )
+    router = load_router(model)
+    unknown = sorted({agent for entry in used for agent in action_of(entry) or ()} - set(router.names))
+    if unknown:
+        raise BadInput(f"{held_out_log}: unknown agent '{unknown[0]}', expected one of {', '.join(router.names)}")
+    features = [router.featurizer(entry.query, _day(entry)) for entry in used]
+    decisions = [router.decision(f, p) for f, p in zip(features, router.probabilities(features), strict=True)]
+    candidate = {
+        str(entry.request_id): {frozenset(decision.agents): 1.0} for entry, decision in zip(used, decisions, strict=True)
+    }
+    estimate = estimate_from_log(used, candidate)
+    passed, reason = False, estimate.reason
+    if estimate.conclusive and estimate.gain is not None:
+        passed = estimate.gain.low >= -MARGIN
+        told = "is at least" if passed else "may be below"
+        reason = f"the gain over the logged router {told} {-MARGIN}: {estimate.gain.low:+.3f} to {estimate.gain.high:+.3f}"
+    decision = OffPolicyDecision(passed=passed, reason=reason, bound=-MARGIN, estimate=estimate)
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / OFF_POLICY, decision.model_dump())
+    return decision
+
+
+def drift_markdown(found: dict[str, Any]) -> str:
+    """What drift.json says, as a person reads it."""
+    lines = [f"**{'drifted' if found['drifted'] else 'not drifted'}**: {found['reason']}", ""]
+    lines += ["| statistic | value | threshold |", "|---|---|---|"]
+    lines += [f"| {name} | {found[key]:.4f} | {found[f'{key}_threshold']:.4f} |" for name, key in (
+        ("population stability of the routes", "psi"), ("discrepancy of the queries (MMD²)", "mmd"),
+    )]  # fmt: skip
+    lines += ["", "| route | share before | share now |", "|---|---|---|"]
+    lines += [f"| {name} | {before:.1%} | {now:.1%} |" for name, (before, now) in found["shares"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _traffic(log: Path, joined: Path) -> Sequence[QueryLogEntry]:
+    """The decisions of a served router's log with their outcomes."""
+    if not log.is_file():
+        raise BadInput(f"log {log}: no such file, expected the decisions that routewright serve --log wrote")
+    write_query_log(log, joined)
+    try:
+        return read_query_log(joined)
+    finally:
+        joined.unlink()
+
+
+def _day(entry: QueryLogEntry) -> date:
+    if entry.reference_date is not None:
+        return entry.reference_date
+    return entry.timestamp.date() if entry.timestamp is not None else date.today()
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)
