@@ -4,9 +4,9 @@
     decision = router.decide("how do I rotate a key", reference_date=date(2024, 5, 31))
     router.feedback(decision.request_id, {"security": 1.0})
 
-`AsyncSearchRouterClient` and `AsyncStepRouterClient` have the same methods as coroutines. A server that is overloaded
-(429, 503) or cannot be reached is asked again, after the pause it names in Retry-After or growing ones; a refused input
-(400) is a `BadInput` with the server's sentence.
+`StepRouterClient` and `EnsembleRouterClient` are alike, and each has an async one (`AsyncSearchRouterClient` …) with the
+same methods as coroutines. A server that is overloaded (429, 503) or cannot be reached is asked again, after the pause it
+names in Retry-After or growing ones; a refused input (400) is a `BadInput` with the server's sentence.
 """
 
 from __future__ import annotations
@@ -54,6 +54,21 @@ class StepDecision:
     explored: bool
     propensity: float
     timestamp: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleDecision:
+    """A served ensemble decision.
+
+    ``agents`` answer, the most familiar first; ``familiarity`` of every agent, in (0, 1]; ``cumulative`` its sum over those
+    that answer. Answers are combined by a vote weighted with the familiarity.
+    """
+
+    request_id: str
+    model_version: str
+    agents: list[str]
+    familiarity: dict[str, float]
+    cumulative: float
 
 
 class _Busy(Exception):
@@ -308,3 +323,31 @@ class AsyncStepRouterClient(_AsyncClient):
         """Decide one step; the arguments are `StepRouterClient.decide`'s."""
         instance = _step_instance(observation, candidates, step, max_steps, budget_left, objective, history, episode)
         return (await self._decide([instance], StepDecision))[0]
+
+
+class EnsembleRouterClient(_Client):
+    """Asks a served ensemble router which agents answer a query."""
+
+    router = "ensemble-router"
+
+    def decide(self, query: str) -> EnsembleDecision:
+        """Decide one query, written as the agents are asked it."""
+        return self.decide_many([query])[0]
+
+    def decide_many(self, queries: Sequence[str]) -> list[EnsembleDecision]:
+        """Decide several queries in one request, at most 32; all or none."""
+        return self._decide([{"query": query} for query in queries], EnsembleDecision)
+
+
+class AsyncEnsembleRouterClient(_AsyncClient):
+    """`EnsembleRouterClient`, awaited."""
+
+    router = "ensemble-router"
+
+    async def decide(self, query: str) -> EnsembleDecision:
+        """Decide one query, written as the agents are asked it."""
+        return (await self.decide_many([query]))[0]
+
+    async def decide_many(self, queries: Sequence[str]) -> list[EnsembleDecision]:
+        """Decide several queries in one request, at most 32; all or none."""
+        return await self._decide([{"query": query} for query in queries], EnsembleDecision)

@@ -29,6 +29,8 @@ MODEL_CARD = "MODEL_CARD.md"
 _SERVED = {".json", ".safetensors", ".txt", ".jinja", ".model", ".yaml"}
 # What training leaves in the folder beside the router; serving does not need it.
 _UNSERVED = {"roc.json", "training.json"}
+# Folders of an ensemble router: its base model, and an adapter for each agent.
+_PARTS = ("base", "adapters/*")
 _CLUSTER_SCHEMES = ("s3", "gs", "hf", "https", "http", "pvc", "abfs", "azure")
 
 
@@ -43,10 +45,16 @@ class RegisteredVersion:
 
 
 def served_files(folder: Path) -> list[Path]:
-    """The files of a model folder that a server needs, by name; BadInput where there are no weights."""
+    """The files of a model folder that a version is made of, by path; BadInput where there are no weights."""
     if not folder.is_dir():
         raise BadInput(f"model folder {folder}: no such folder, expected what rl or calibrate wrote")
-    files = sorted(f for f in folder.iterdir() if f.is_file() and f.suffix in _SERVED and f.name not in _UNSERVED)
+    parts = [folder, *(part for pattern in _PARTS for part in folder.glob(pattern) if part.is_dir())]
+    files = sorted(
+        file
+        for part in parts
+        for file in part.iterdir()
+        if file.is_file() and file.suffix in _SERVED and file.name not in _UNSERVED
+    )
     if not any(file.suffix == ".safetensors" for file in files):
         raise BadInput(f"model folder {folder}: no .safetensors file, expected what rl or calibrate wrote")
     return files
@@ -57,7 +65,8 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in served_files(folder):
         with file.open("rb") as stream:
-            digest.update(f"{file.name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\0".encode())
+            name = file.relative_to(folder).as_posix()
+            digest.update(f"{name}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\0".encode())
     return digest.hexdigest()
 
 
@@ -133,7 +142,9 @@ def register(
         alone = Path(temporary) / name
         alone.mkdir()
         for file in served_files(folder):
-            shutil.copyfile(file, alone / file.name)
+            place = alone / file.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
         (alone / MODEL_CARD).write_text(card, encoding="utf-8")
         log_model(alone, name)
     logged = mlflow.search_logged_models(

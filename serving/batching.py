@@ -1,8 +1,12 @@
-"""Dynamic batching: one worker thread takes what waits, never later than a deadline, never more than a bound.
+"""Dynamic batching: one worker takes what waits, never later than a deadline, never more than a bound.
 
 A batch is whatever waits when the worker is free, so a lone request does not wait for company. When more comes than can
 be decided, requests are refused at once instead of waiting ever longer: with 429 where the queue is full, with 503 where
 the measured pace says that the deadline would pass. A decision that comes after its deadline is not sent.
+
+Where a forward pass takes long, and leaves the interpreter to others meanwhile, the worker is a thread. Where a decision
+is Python code of a millisecond it is the event loop itself: a thread would take turns with it at every system call, each
+of up to a switch interval, and under overload what waits in the sockets is then not even refused in time.
 """
 
 from __future__ import annotations
@@ -38,11 +42,7 @@ class Job(Generic[In, Out]):
     answer: asyncio.Future[Out]
 
     def settle(self, outcome: Out | Exception) -> None:
-        """Give the answer or the error to whoever waits, from the worker's thread."""
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-            self.loop.call_soon_threadsafe(self._set, outcome)
-
-    def _set(self, outcome: Out | Exception) -> None:
+        """Give the answer or the error to whoever waits, in the event loop."""
         if self.answer.done():  # given up at its deadline
             return
         if isinstance(outcome, Exception):
@@ -52,7 +52,7 @@ class Job(Generic[In, Out]):
 
 
 class Batcher(Generic[In, Out]):
-    """Runs `decide` on batches in one thread of its own.
+    """Runs `decide` on batches, in one thread of its own or, ``in_loop``, between two looks at the sockets.
 
     ``decide`` takes the items and how long each has waited (seconds) and returns an answer or an exception for each;
     what it raises itself is every item's. At most ``max_batch`` items a call, at most ``max_waiting`` waiting, each
@@ -65,6 +65,7 @@ class Batcher(Generic[In, Out]):
         max_batch: int,
         max_waiting: int,
         deadline_s: float,
+        in_loop: bool = False,
     ) -> None:
         self._decide, self.max_batch, self.max_waiting, self.deadline_s = decide, max_batch, max_waiting, deadline_s
         self._waiting: deque[Job[In, Out]] = deque()
@@ -72,27 +73,36 @@ class Batcher(Generic[In, Out]):
         self._stopping = False
         self._pace = 0.0  # seconds a decision, a running mean; 0 before the first
         self._running = 0  # items in the worker's hands
-        self._thread = threading.Thread(target=self._work, name="decisions", daemon=True)
-        self._thread.start()
+        self._queue_since: float | None = None  # when the last batch ended, if it left some waiting
+        # a pace is an estimate; and where the loop decides, what it has not read yet has waited in the sockets before
+        self._longest_wait = deadline_s / (4 if in_loop else 2)
+        self._turn_is_due = False
+        self._thread: threading.Thread | None = None
+        if not in_loop:
+            self._thread = threading.Thread(target=self._work, name="decisions", daemon=True)
+            self._thread.start()
 
     @property
     def waiting(self) -> int:
         """Items that wait, those being decided not counted."""
         return len(self._waiting)
 
-    def expected_wait(self, more: int = 0) -> float:
-        """Seconds until all that wait, and `more`, would be decided at the measured pace."""
-        return (len(self._waiting) + self._running + more) * self._pace
+    def expected_wait(self) -> float:
+        """Seconds until all that wait would be decided at the measured pace."""
+        return (len(self._waiting) + self._running) * self._pace
 
-    def check_room(self, items: int = 1) -> None:
-        """Raise `Refused` where that many more items cannot be decided in time; cheap, to be asked before parsing."""
+    def check_room(self, items: int = 1, on_the_way: int = 0) -> None:
+        """Raise `Refused` where that many more items cannot be decided in time; cheap, to be asked before parsing.
+
+        ``on_the_way`` are requests that were let in and are not answered, whether they have come to the queue or not.
+        """
         if self._stopping:
             raise not_ready()
-        waiting = len(self._waiting)
-        if waiting and waiting + items > self.max_waiting:
+        before = max(len(self._waiting), on_the_way - self._running)
+        if before and before + items > self.max_waiting:
             raise queue_full(self.expected_wait())
-        # half the deadline, since a pace is an estimate; with nobody waiting, an item is let in whatever the pace says
-        if waiting and self.expected_wait(items) > self.deadline_s / 2:
+        # with nobody waiting, an item is let in whatever the pace says
+        if before and (before + self._running + items) * self._pace > self._longest_wait:
             raise deadline_passed(self.expected_wait())
 
     async def submit(self, items: Sequence[In]) -> list[Out]:
@@ -105,6 +115,9 @@ class Batcher(Generic[In, Out]):
                 raise not_ready()
             self._waiting.extend(jobs)
             self._condition.notify()
+        if self._thread is None and not self._turn_is_due:
+            self._turn_is_due = True
+            loop.call_soon(self._turn, loop)
         answers = [job.answer for job in jobs]
         try:
             async with asyncio.timeout(self.deadline_s):
@@ -123,7 +136,8 @@ class Batcher(Generic[In, Out]):
         with self._condition:
             self._stopping = True
             self._condition.notify()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _take(self) -> list[Job[In, Out]] | None:
         """The next batch, without what nobody waits for or what would come too late; None at the end."""
@@ -148,25 +162,48 @@ class Batcher(Generic[In, Out]):
                 too_slow = self._pace > left and bool(self._waiting)
                 (late if left <= 0 or (not batch and too_slow) else batch).append(job)
             self._running = len(batch)
-        for job in late:
-            job.settle(deadline_passed(self.expected_wait()))
+        if late:
+            self._settle(late, [deadline_passed(self.expected_wait())] * len(late))
         return batch
 
     def _work(self) -> None:
         while (batch := self._take()) is not None:
-            if not batch:
-                continue
-            started = time.perf_counter()
-            items, waited = [job.item for job in batch], [started - job.arrived for job in batch]
-            answers: Sequence[Out | Exception]
-            try:
-                answers = self._decide(items, waited)
-            except Exception as error:  # the thread must live on, or nobody is ever answered again
-                answers = [error] * len(batch)
-            for job, answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Exception) and not isinstance(answer, BadInput | Refused):
-                    _log.error("a decision failed: %s", type(answer).__name__, exc_info=answer)
+            self._run(batch)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One batch in the event loop; the next one after whatever else is ready."""
+        self._turn_is_due = False
+        if self._waiting:
+            self._run(self._take() or [])
+        if self._waiting:
+            self._turn_is_due = True
+            loop.call_soon(self._turn, loop)
+
+    def _run(self, batch: list[Job[In, Out]]) -> None:
+        if not batch:
+            return
+        started = time.perf_counter()
+        items, waited = [job.item for job in batch], [started - job.arrived for job in batch]
+        answers: Sequence[Out | Exception]
+        try:
+            answers = self._decide(items, waited)
+        except Exception as error:  # the worker must live on, or nobody is ever answered again
+            answers = [error] * len(batch)
+        for answer in answers:
+            if isinstance(answer, Exception) and not isinstance(answer, BadInput | Refused):
+                _log.error("a decision failed: %s", type(answer).__name__, exc_info=answer)
+        self._settle(batch, answers)
+        ended = time.perf_counter()
+        spent = (ended - (self._queue_since or started)) / len(batch)
+        # in the loop, the time between two batches counts too: it is spent on reading and refusing
+        self._queue_since = ended if self._waiting and self._thread is None else None
+        self._pace = spent if not self._pace else (1 - _PACE_WEIGHT) * self._pace + _PACE_WEIGHT * spent
+        self._running = 0
+
+    def _settle(self, jobs: Sequence[Job[In, Out]], answers: Sequence[Out | Exception]) -> None:
+        for job, answer in zip(jobs, answers, strict=True):
+            if self._thread is None:
                 job.settle(answer)
-            spent = (time.perf_counter() - started) / len(batch)
-            self._pace = spent if not self._pace else (1 - _PACE_WEIGHT) * self._pace + _PACE_WEIGHT * spent
-            self._running = 0
+                continue
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                job.loop.call_soon_threadsafe(job.settle, answer)

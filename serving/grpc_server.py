@@ -18,7 +18,7 @@ from kserve.protocol.infer_type import InferRequest
 from routewright.errors import BadInput
 from serving.instances import MAX_BODY_BYTES
 from serving.predictor import Predictor, Stopwatch
-from serving.refusal import Refused, not_ready
+from serving.refusal import Refused
 
 _log = logging.getLogger(__name__)
 _STATUS = {429: grpc.StatusCode.RESOURCE_EXHAUSTED, 503: grpc.StatusCode.UNAVAILABLE}
@@ -52,9 +52,7 @@ class RouterServicer(InferenceServicer):
         with Stopwatch(self._predictor.name, "grpc") as watch:
             try:
                 self._check_name(request.model_name)
-                if not self._predictor.ready:
-                    raise not_ready()
-                self._predictor.batcher.check_room()
+                self._predictor.check_open()
                 self.validate_grpc_request(request)
                 result, _ = await self._predictor(decoded(request), headers={})
                 response = result.to_grpc()

@@ -12,7 +12,8 @@ REQUESTS = Counter(
 )
 LATENCY = Histogram(
     "routewright_latency_seconds",
-    "Seconds a decision waited (queue), seconds of a batch (features, forward), and of a request altogether (total).",
+    "Seconds a decision waited (queue), seconds of a batch (features, forward), and of a request altogether (total; not of "
+    "those that are refused unread).",
     ["router", "phase"],
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.18, 0.25, 0.5, 1, 2, 5),
 )

@@ -27,7 +27,7 @@ from serving import metrics
 from serving.batching import Batcher
 from serving.decision_log import DecisionLog, is_own_request_id, new_request_id, signing_key
 from serving.instances import instance_list, parse_json, parse_model
-from serving.refusal import Refused
+from serving.refusal import Refused, not_ready
 
 INPUT, OUTPUT = "instance", "decision"
 MAX_BATCH = 16
@@ -83,8 +83,12 @@ class ServedRouter(Protocol):
     def agents(self) -> Sequence[str]:
         """Who may be named in an outcome."""
 
+    @property
+    def in_loop(self) -> bool:
+        """Whether a decision is so short that the event loop makes it itself, see `serving.batching`."""
+
     def decide(self, instances: Sequence[Any], timing: Timing) -> list[Answer]:
-        """Decide a batch, in the worker's thread; BadInput where an instance is faulty after all."""
+        """Decide a batch, always in the same worker; BadInput where an instance is faulty after all."""
 
     def logged(self, answer: Answer, key: bytes) -> dict[str, Any]:
         """The router's part of a log line."""
@@ -119,7 +123,9 @@ class Predictor(kserve.Model):
         super().__init__(router.name)
         self.router, self._log = router, log
         self._key = signing_key(None) if log is None else log.key
-        self.batcher: Batcher[Any, dict[str, Any]] = Batcher(self._decide, max_batch, max_waiting, deadline_s)
+        self.batcher: Batcher[Any, dict[str, Any]] = Batcher(
+            self._decide, max_batch, max_waiting, deadline_s, router.in_loop
+        )
         self.ready = False
 
     def load(self) -> bool:
@@ -192,6 +198,12 @@ class Predictor(kserve.Model):
             metrics.DRIFT.labels(self.name).set(answer.drift)
 
     # --- The protocols, in the event loop
+
+    def check_open(self, on_the_way: int = 0) -> None:
+        """Raise `Refused` where nothing can be decided now, see `Batcher.check_room`; to be asked before parsing."""
+        if not self.ready:
+            raise not_ready()
+        self.batcher.check_room(1, on_the_way)
 
     async def decide(self, instances: Sequence[Any], where: str) -> list[dict[str, Any]]:
         """The decisions of raw instances, all or none; BadInput names the field, `Refused` says why nothing is decided."""

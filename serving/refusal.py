@@ -30,3 +30,13 @@ def deadline_passed(wait: float) -> Refused:
 def not_ready() -> Refused:
     """503: still warming up, or stopping."""
     return Refused(503, "the router is not ready, try again later", "not_ready", 1)
+
+
+def head_too_large(most: int) -> Refused:
+    """431: the request line and the headers."""
+    return Refused(431, f"headers: expected at most {most} bytes", "too_large")
+
+
+def head_too_slow(seconds: float) -> Refused:
+    """408: the request line and the headers."""
+    return Refused(408, f"headers: expected within {seconds:g} seconds", "bad_input")

@@ -72,16 +72,18 @@ def as_json(status: int, content: Any, headers: dict[str, str] | None = None) ->
 def refusal(refused: Refused) -> Response:
     """A refusal as a response."""
     headers = {} if refused.retry_after is None else {"Retry-After": str(refused.retry_after)}
-    if refused.status == 413:
+    if refused.status in (408, 413):
         headers["Connection"] = "close"  # the rest of the body is not read
     return as_json(refused.status, {"error": refused.sentence}, headers)
 
 
 async def read_body(request: Request, json_only: bool = True) -> bytes:
-    """The body; `Refused` where it is too large (413), of another type (415) or too slow in coming (408)."""
+    """The body; `Refused` where it is too large (413), of another type or compressed (415) or too slow in coming (408)."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and (json_only or kind != "application/octet-stream"):
         raise Refused(415, "Content-Type: expected application/json", "bad_input")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise Refused(415, "Content-Encoding: expected a body that is not compressed", "bad_input")
     too_large = Refused(413, f"body: expected at most {MAX_BODY_BYTES} bytes", "too_large")
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
@@ -153,19 +155,14 @@ def application(predictor: Predictor) -> FastAPI:
 
         return endpoint
 
-    def check_open() -> None:
-        if not predictor.ready:
-            raise not_ready()
-        predictor.batcher.check_room()  # before anything is read: a refusal must cost little
-
     async def predict(request: Request) -> Response:
-        check_open()
+        predictor.check_open()
         payload = parse_json(await read_body(request))
         result, _ = await predictor(payload, headers={})
         return as_json(200, result)
 
     async def infer(request: Request) -> Response:
-        check_open()
+        predictor.check_open()
         json_length = request.headers.get(BINARY_HEADER)
         body = await read_body(request, json_only=json_length is None)
         result, _ = await predictor(infer_request(body, json_length, name), headers={})
@@ -206,6 +203,10 @@ def application(predictor: Predictor) -> FastAPI:
         encoder, content_type = exposition.choose_encoder(request.headers.get("accept", ""))
         return Response(encoder(REGISTRY), headers={"Content-Type": content_type})
 
+    # routes are tried in this order
+    app.add_route(f"/v1/models/{name}:predict", answering("v1", predict), ["POST"])
+    app.add_route(f"/v2/models/{name}/infer", answering("v2", infer), ["POST"])
+    app.add_route("/v1/feedback", answering("feedback", feedback), ["POST"])
     for path, handler in {
         "/": alive,
         "/metrics": metrics,
@@ -219,9 +220,6 @@ def application(predictor: Predictor) -> FastAPI:
         f"/v2/models/{name}/ready": model_ready,
     }.items():
         app.add_route(path, handler, ["GET"])
-    app.add_route(f"/v1/models/{name}:predict", answering("v1", predict), ["POST"])
-    app.add_route(f"/v2/models/{name}/infer", answering("v2", infer), ["POST"])
-    app.add_route("/v1/feedback", answering("feedback", feedback), ["POST"])
 
     async def no_such_thing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

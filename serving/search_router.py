@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from routewright.client import SearchDecision
+from routewright.errors import BadInput
 from routewright.search_router.router import load_router
 from serving.decision_log import Redaction, redact
 from serving.exploration import Exploration, agents_propensity
@@ -61,7 +62,7 @@ class SearchInstance(BaseModel):
 class SearchRouter:
     """Decides queries with a trained model; `decide` is for one thread."""
 
-    name = NAME
+    name, in_loop = NAME, False
     instance = SearchInstance
     decision = SearchDecision
     examples: Sequence[dict[str, Any]] = (
@@ -71,7 +72,13 @@ class SearchRouter:
 
     def __init__(self, folder: Path, exploration: Exploration, redaction: Redaction = "none") -> None:
         """BadInput where the folder holds no sound search router."""
-        self.router = load_router(folder)
+        try:
+            self.router = load_router(folder)
+        except RuntimeError as error:  # torch's list of what does not fit
+            fault = str(error).splitlines()[-1].strip()
+            raise BadInput(f"model folder {folder}: model.safetensors does not fit config.json ({fault})") from None
+        if self.router.description.get("agents") != self.router.names:
+            raise BadInput(f"model folder {folder}: router.json: agents: expected those of config.json, in their order")
         self.exploration, self.redaction = exploration, redaction
         reference = route_reference(Path(folder), self.router.names)
         self.drift = None if reference is None else RunningDrift(reference)

@@ -21,6 +21,7 @@ from serving.decision_log import DecisionLog, Redaction, open_log
 from serving.exploration import Exploration
 from serving.grpc_server import grpc_server
 from serving.predictor import Predictor, ServedRouter
+from serving.protocol import protocol_of
 from serving.rest import application
 
 GRACE_S = 20
@@ -37,7 +38,11 @@ def load_served(router: str, folder: Path, exploration: Exploration, redaction: 
         from serving.step_router import StepRouterPredictor
 
         return StepRouterPredictor(folder, exploration)
-    raise BadInput(f"ROUTER {router}: expected search-router or step-router")
+    if router == "ensemble-router":
+        from serving.ensemble_router import EnsembleRouterPredictor
+
+        return EnsembleRouterPredictor(folder, exploration, redaction)
+    raise BadInput(f"ROUTER {router}: expected search-router, step-router or ensemble-router")
 
 
 def listening_socket(host: str, port: int, option: str) -> socket.socket:
@@ -104,7 +109,8 @@ async def run(
         timeout_graceful_shutdown=GRACE_S,
         timeout_keep_alive=65,  # longer than a proxy's idle timeout, else it meets closed connections
         server_header=False,
-        h11_max_incomplete_event_size=64 * 1024,
+        proxy_headers=False,  # nothing here asks who the client is
+        http=protocol_of(predictor),
     )
     rest = _Server(config)
 

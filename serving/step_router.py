@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,7 +89,7 @@ def as_context(instance: StepInstance) -> Context:
 class StepRouterPredictor:
     """Decides steps with a calibrated risk model; `decide` is for one thread."""
 
-    name = NAME
+    name, in_loop = NAME, True
     instance = StepInstance
     decision = StepDecision
     agents: Sequence[str] = (SLM, LLM)
@@ -158,7 +157,7 @@ class StepRouterPredictor:
             timestamp=datetime.now(UTC),
         )
         return Answer(
-            decision={**asdict(sent), "timestamp": sent.timestamp.isoformat()},
+            decision={**vars(sent), "timestamp": sent.timestamp.isoformat()},
             agents=[LLM if escalate else SLM],
             escalated=escalate,
             explored=draw.explore,

@@ -16,6 +16,8 @@ from routewright.config import LoraSection
 from routewright.errors import BadInput
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+GOING = 0.75
+"""A batch is made smaller once no more than this share of its rows goes on."""
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -165,31 +167,38 @@ def generate(
         extra = {"adapter_names": [agent for agent in agents for _ in range(samples)]}
     rows = len(prompts) * samples
     place = seen.sum(dim=1)
-    alive = torch.ones(rows, dtype=torch.bool, device=device)
-    drawn, kept, logs, nats = [], [], [], []
+    live = torch.arange(rows, device=device)  # rows that are still computed
+    drawn = torch.full((rows, max_new_tokens), pad, device=device)
+    answered = torch.zeros((rows, max_new_tokens), dtype=torch.bool, device=device)
+    logs, nats = (torch.zeros((rows, max_new_tokens), device=device) for _ in range(2))
+    alive = torch.ones(rows, dtype=torch.bool, device=device)  # of the live rows, those without an end yet
     for step in range(max_new_tokens):
         log_p = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
-        nats.append(-(log_p.exp() * log_p).sum(dim=-1))
         token = _draw(log_p, temperature, top_k, top_p, generator)
+        going = live[alive]
+        drawn[going, step], answered[going, step] = token[alive], True
+        logs[going, step] = log_p.gather(1, token[:, None])[alive, 0]
+        nats[going, step] = -(log_p.exp() * log_p).sum(dim=-1)[alive]
         token = torch.where(alive, token, torch.full_like(token, pad))
-        drawn.append(token)
-        kept.append(alive)
-        logs.append(log_p.gather(1, token[:, None])[:, 0])
-        alive = alive & (token != eos)
+        before, alive = alive, alive & (token != eos)
         if not alive.any() or step == max_new_tokens - 1:
             break
-        seen = torch.cat([seen, kept[-1][:, None]], dim=1)
+        seen = torch.cat([seen, before[:, None]], dim=1)
+        if alive.sum() <= GOING * len(alive):  # answers differ in length: finished rows are not computed any longer
+            left = alive.nonzero()[:, 0]
+            cache.batch_select_indices(left)
+            live, token, seen, place, alive = live[left], token[left], seen[left], place[left], alive[left]
+            if mixed:
+                extra = {"adapter_names": [extra["adapter_names"][row] for row in left.tolist()]}
         out = model(
             input_ids=token[:, None], attention_mask=seen.long(), position_ids=place[:, None], cache=cache,
             use_cache=True, **extra,
         )  # fmt: skip
         logits, place = out.logits[:, -1], place + 1
     model.train(was_training)
-    answered = torch.stack(kept, dim=1)
-    zero = torch.zeros(rows, len(drawn), device=device)
-    entropy = torch.where(answered, torch.stack(nats, dim=1), zero).sum(dim=1) / answered.sum(dim=1)
-    log_probs = torch.where(answered, torch.stack(logs, dim=1), zero)
-    return Samples(torch.stack(drawn, dim=1).cpu(), answered.cpu(), log_probs.cpu(), entropy.cpu())
+    made = step + 1
+    entropy = nats.sum(dim=1) / answered.sum(dim=1)
+    return Samples(drawn[:, :made].cpu(), answered[:, :made].cpu(), logs[:, :made].cpu(), entropy.cpu())
 
 
 def _draw(log_p: torch.Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> torch.Tensor:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from routewright.ensemble_router.agents import adapter_parameters
 from routewright.ensemble_router.familiarity import FamiliarityHeads
+from routewright.ensemble_router.learned_rules import LearnedRouter
 from routewright.ensemble_router.profile import EnsembleProfile
 from routewright.errors import BadInput
 
@@ -32,12 +33,13 @@ class Kept:
 class CoevolutionState:
     """Adapters (those of ``model``, in place), heads, an optimiser for each, buffers, counters and the sampling's RNG.
 
+    ``learned``: the router of a rule that learns from rewards; the heads then stay as they began.
     ``n``, ``nats`` and ``tokens`` (N,): queries routed to each agent, and the entropy and number of its generated tokens.
     """
 
-    def __init__(self, profile: EnsembleProfile, model: Any, seed: int) -> None:
+    def __init__(self, profile: EnsembleProfile, model: Any, seed: int, learned: LearnedRouter | None = None) -> None:
         a, r = profile.agents, profile.router
-        self.names, self.model = a.names, model
+        self.names, self.model, self.learned = a.names, model, learned
         self.heads = FamiliarityHeads(2 * model.config.hidden_size, self.names, seed)
         self.heads.to(next(model.parameters()).device)
         self.parameters = {name: adapter_parameters(model, name) for name in self.names}
@@ -68,6 +70,8 @@ class CoevolutionState:
             for place, kept in enumerate(buffer):
                 out |= {f"buffer/{name}/{place}/{kind}": value.clone() for kind, value in kept.tensors.items()}
         out |= {key: torch.tensor(values) for key, values in self._counters().items()}
+        if self.learned is not None:
+            out |= {f"learned/{key}": value for key, value in self.learned.tensors().items()}
         out["rng"] = self.generator.get_state()
         queries = {name: [kept.query for kept in buffer] for name, buffer in self.buffers.items()}
         partial = file.with_name(f"{file.name}.partial")
@@ -98,6 +102,9 @@ class CoevolutionState:
                 self.buffers[name].append(Kept(query, kept))
         for key, values in self._counters().items():
             values[:] = stored[key].numpy()
+        if self.learned is not None:
+            head = "learned/"
+            self.learned.restore({key.removeprefix(head): value for key, value in stored.items() if key.startswith(head)})
         self.generator.set_state(stored["rng"])
         self.count.update(facts["count"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from routewright.ensemble_router.activation import activated, gains, rank_scores, router_loss
@@ -17,17 +19,15 @@ from routewright.ensemble_router.agents import activate, completion_log_probs, g
 from routewright.ensemble_router.baselines import top_k
 from routewright.ensemble_router.coevolution_state import CoevolutionState, Kept
 from routewright.ensemble_router.familiarity import familiarity, query_states, save_heads, warn_of_margin
+from routewright.ensemble_router.learned_rules import EVERYBODY_EVERY, LEARNED, LearnedRouter, save_learned
 from routewright.ensemble_router.policy_loss import group_advantages, overlong_penalty, policy_loss
-from routewright.ensemble_router.profile import AgentsSection, EnsembleProfile
+from routewright.ensemble_router.profile import RULES, AgentsSection, EnsembleProfile
+from routewright.ensemble_router.prompts import completion_text, encode_prompt
 from routewright.ensemble_router.tasks import Task
 from routewright.ensemble_router.verify import verify
-from routewright.ensemble_router.warm_up import completion_text, encode_prompt
 from routewright.errors import BadInput
 
-RULES = (
-    "familiarity", "no-exploration", "no-margin", "frozen-router", "frozen-agents", "top-1", "top-2", "all", "random",
-    "one-model",
-)  # fmt: skip
+SAMPLE, STATES_TOGETHER = 1024, 64
 CHECKPOINT, HISTORY, DONE = "checkpoint.safetensors", "history.jsonl", "run.json"
 
 
@@ -42,9 +42,7 @@ class Step:
     gain: np.ndarray
 
 
-def choose(
-    rule: str, f: np.ndarray, s: np.ndarray, tau: float, generator: np.random.Generator
-) -> list[int]:
+def choose(rule: str, f: np.ndarray, s: np.ndarray, tau: float, generator: np.random.Generator) -> list[int]:
     """The agents that answer a training query under a rule; `f` and `s` (N,)."""
     if rule in ("top-1", "top-2"):
         return top_k(s, int(rule[-1]))
@@ -77,32 +75,55 @@ def coevolve(
     a, r, c = profile.agents, profile.router, profile.coevolve
     warn_of_margin(a.count, r.lam, r.tau, margin_of(rule, profile))
     folder.mkdir(parents=True, exist_ok=True)
-    identity = {"rule": rule, "seed": seed, "config_sha256": profile.digest}
+    identity = {"rule": rule, "seed": seed, "config_sha256": profile.training_digest}
     prompts = [encode_prompt(tokenizer, task.prompt) for task in tasks]
-    state = CoevolutionState(profile, model, seed)
+    learned = None
+    if rule in LEARNED:
+        sample = prompts[:: max(1, len(prompts) // SAMPLE)]
+        learned = LearnedRouter(rule, a.count, states_of(model, sample, int(tokenizer.pad_token_id)))
+    state = CoevolutionState(profile, model, seed, learned)
     checkpoint, history = folder / CHECKPOINT, folder / HISTORY
     if checkpoint.is_file():
         state.load(checkpoint, identity)
     lines = history.read_text(encoding="utf-8").splitlines()[: state.count["step"]] if history.is_file() else []
     history.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     model.eval()
-    while state.count["answers"] < c.budget:
-        step = _step(profile, tasks, prompts, tokenizer, state, rule, seed)
-        with history.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_history_line(step, tasks, state)) + "\n")
-        state.count["step"] += 1
-        if state.count["step"] % c.checkpoint_every == 0 or state.count["answers"] >= c.budget:
-            state.save(checkpoint, identity)
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
+        bar = progress.add_task(f"co-evolving {rule}, answers", total=c.budget, completed=state.count["answers"])
+        while state.count["answers"] < c.budget:
+            step = _step(profile, tasks, prompts, tokenizer, state, rule, seed)
+            with history.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(_history_line(step, tasks, state)) + "\n")
+            state.count["step"] += 1
+            progress.update(bar, completed=state.count["answers"])
+            if state.count["step"] % c.checkpoint_every == 0 or state.count["answers"] >= c.budget:
+                state.save(checkpoint, identity)
     save_adapters(model, folder / "adapters")
-    save_heads(state.heads, folder / "router", {**identity, "lambda": r.lam, "tau": r.tau})
+    if learned is None:
+        save_heads(state.heads, folder / "router", {**identity, "lambda": r.lam, "tau": r.tau})
+    else:
+        save_learned(learned, folder / "router", identity)
     done = {**identity, **state.count, "generated_tokens": int(state.tokens.sum())}
-    (folder / DONE).write_text(json.dumps(done, indent=1), encoding="utf-8")
+    partial = folder / f"{DONE}.partial"
+    partial.write_text(json.dumps(done, indent=1), encoding="utf-8")
+    os.replace(partial, folder / DONE)
     return done
 
 
 def margin_of(rule: str, profile: EnsembleProfile) -> float:
     """m of the push; under `no-margin` 2, the largest distance there is: the push never stops."""
     return 2.0 if rule == "no-margin" else profile.router.margin
+
+
+def states_of(model: Any, prompts: Sequence[list[int]], pad: int) -> np.ndarray:
+    """h(q) of each prompt from the backbone without adapters, float32 (n, 2H)."""
+    device = next(model.parameters()).device
+    parts = []
+    with model.disable_adapter():
+        for begin in range(0, len(prompts), STATES_TOGETHER):
+            ids, mask = left_padded(prompts[begin : begin + STATES_TOGETHER], pad)
+            parts.append(query_states(model.get_base_model(), ids.to(device), mask.to(device)).cpu().numpy())
+    return np.concatenate(parts)
 
 
 def _step(
@@ -118,17 +139,22 @@ def _step(
     pad = int(tokenizer.pad_token_id)
     numbers = np.random.default_rng([seed, 1, count["step"]])
     queries = queries_of_step(count["step"], c.queries, len(tasks), seed)
-    ids, mask = left_padded([prompts[query] for query in queries], pad)
     device = next(model.parameters()).device
-    with model.disable_adapter():
-        d = state.heads(query_states(model.get_base_model(), ids.to(device), mask.to(device)))
+    h = states_of(model, [prompts[query] for query in queries], pad)
+    d = state.heads(torch.from_numpy(h).to(device))
     f = familiarity(d.detach(), r.lam).cpu().numpy()
     c_ucb, w_ent = (0.0, 0.0) if rule == "no-exploration" else (r.c_ucb, r.w_ent)
     active = np.zeros(f.shape, dtype=bool)
     mean = state.mean_entropy()
     for row in range(len(queries)):
         count["routed"] += 1
-        chosen = choose(rule, f[row], rank_scores(f[row], state.n, mean, count["routed"], c_ucb, w_ent), r.tau, numbers)
+        if state.learned is None:
+            scores = rank_scores(f[row], state.n, mean, count["routed"], c_ucb, w_ent)
+            chosen = choose(rule, f[row], scores, r.tau, numbers)
+        elif rule != "linucb" and (count["answers"] <= c.router_first or row % EVERYBODY_EVERY == 0):
+            chosen = list(range(a.count))
+        else:
+            chosen = state.learned.route(h[row])
         active[row, chosen] = True
         state.n[chosen] += 1
     reward, gain = np.zeros(f.shape), np.zeros(f.shape, dtype=np.float32)
@@ -143,7 +169,9 @@ def _step(
             while len(state.buffers[name]) >= a.prompts:
                 _update(profile, state, prompts, pad, name, [state.buffers[name].pop() for _ in range(a.prompts)])
                 state.buffers[name].clear()  # what is left is older than this update
-    if not (learning and rule == "frozen-router"):
+    if state.learned is not None:
+        state.learned.learn(h, np.where(active, reward, np.nan))
+    elif not (learning and rule == "frozen-router"):
         on = torch.from_numpy(active).to(device)
         router_loss(d, torch.from_numpy(gain).to(device), on, margin_of(rule, profile)).backward()
         for agent, optimiser in enumerate(state.routers):
@@ -217,6 +245,7 @@ def _history_line(step: Step, tasks: Sequence[Task], state: CoevolutionState) ->
         "step": state.count["step"],
         "answers": state.count["answers"],
         "agents_per_query": int(step.active.sum()) / len(step.queries),
+        "reward": float(step.reward[step.active].mean()),
         "agents": agents,
     }
 

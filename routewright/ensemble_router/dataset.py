@@ -71,6 +71,11 @@ def synthesize(profile: EnsembleProfile, folder: Path, seed: int) -> dict[str, A
 
 def _family(profile: EnsembleProfile, family: FamilySection, split: Split, size: int, seed: int) -> list[Task]:
     tasks = reasoning_gym_tasks(family.family, split, size, seed, family.parameters, profile.tasks.stripped)
+    if family.domain:
+        tasks = [
+            task.model_copy(update={"domain": family.domain, "id": task.id.replace(family.family, family.domain, 1)})
+            for task in tasks
+        ]
     if profile.tasks.reward == "exact":
         return [task.model_copy(update={"check": "exact", "generator": None}) for task in tasks]
     return tasks

@@ -11,6 +11,11 @@ from pydantic import Field, model_validator
 from routewright.config import BackboneSection, LoraSection, Section, read_profile
 from routewright.ensemble_router.policy_loss import Normaliser, Ratio
 
+RULES = (
+    "familiarity", "no-exploration", "no-margin", "frozen-router", "frozen-agents", "top-1", "top-2", "all", "random",
+    "one-model", "linucb", "reward-regression", "classifier", "icl",
+)  # fmt: skip
+"""Rules that train agents of their own; `familiarity` is the paper's."""
 PROFILES = Path(__file__).resolve().parents[2] / "configs" / "ensemble-router"
 
 
@@ -18,6 +23,7 @@ class FamilySection(Section):
     """One reasoning-gym family and its parameters."""
 
     family: str = Field(min_length=1)
+    domain: str = Field("", description="empty: the family's name; needed where a family comes twice")
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -33,7 +39,7 @@ class TasksSection(Section):
     """Where the questions come from and how many of each domain every split holds."""
 
     families: tuple[FamilySection, ...] = ()
-    out_of_distribution: tuple[FamilySection, ...] = Field((), description="families that are only tested on")
+    out_of_distribution: tuple[FamilySection, ...] = Field((), description="families, or ranges of them, only tested on")
     files: tuple[FileSection, ...] = ()
     train: int = Field(gt=0, description="questions a domain, at most, for files")
     dev: int = Field(gt=0)
@@ -47,9 +53,9 @@ class TasksSection(Section):
     def _some(self) -> TasksSection:
         if not self.families and not any(not file.out_of_distribution for file in self.files):
             raise ValueError("tasks: expected at least one family or file to train on")
-        names = [one.family for one in (*self.families, *self.out_of_distribution)]
+        names = [one.domain or one.family for one in (*self.families, *self.out_of_distribution)]
         if len(set(names)) < len(names):
-            raise ValueError(f"tasks: expected different families, found {names}")
+            raise ValueError(f"tasks: expected different families or domains, found {names}")
         return self
 
 
@@ -126,6 +132,15 @@ class CoevolutionSection(Section):
     checkpoint_every: int = Field(20, gt=0, description="steps")
     rules: tuple[str, ...] = Field(("familiarity", "top-1", "frozen-router"), description="each trains its own agents")
 
+    @model_validator(mode="after")
+    def _known(self) -> CoevolutionSection:
+        unknown = sorted(set(self.rules) - set(RULES))
+        if unknown:
+            raise ValueError(f"coevolve.rules: expected some of {', '.join(RULES)}, found {unknown[0]!r}")
+        if "familiarity" not in self.rules:
+            raise ValueError("coevolve.rules: expected familiarity among them, it is the router that is served")
+        return self
+
 
 class EvaluationSection(Section):
     """Held-out questions."""
@@ -151,6 +166,12 @@ class EnsembleProfile(Section):
     def digest(self) -> str:
         """sha256 of the canonical JSON: the config hash that runs record."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @property
+    def training_digest(self) -> str:
+        """sha256 of what a rule's training depends on: neither the evaluation nor which other rules there are."""
+        content = self.model_dump_json(exclude={"evaluation": True, "coevolve": {"rules"}})
+        return hashlib.sha256(content.encode()).hexdigest()
 
     @model_validator(mode="after")
     def _cut_off(self) -> EnsembleProfile:

@@ -44,12 +44,24 @@ STEP_METRICS = (
 )  # fmt: skip
 """The step router's metrics in the order they are shown; a run that has ``success`` is a step router's."""
 
+ENSEMBLE_ROWS = (
+    "majority", "warm", "single-best", "one-model", "random", "top-1", "top-2", "all", "linucb", "reward-regression",
+    "classifier", "icl", "frozen-router", "frozen-agents", "no-exploration", "no-margin", "familiarity",
+)  # fmt: skip
+"""The ensemble router's rows in the order they are shown; extra rows, on the same agents or of the start, follow."""
+
+ENSEMBLE_METRICS = (
+    "accuracy", "accuracy/ood", "tokens", "tokens/ood", "agents_per_query", "agents_per_query/ood", "latency_ms/p50",
+)  # fmt: skip
+"""The ensemble router's metrics in the order they are shown, `accuracy/<domain>` after them."""
+
 _MEANS = ("agent_f1", "exact_set", "keyword_precision", "date_iou", "valid", "valid/unconstrained", "cost",
           "agents_per_query")  # fmt: skip
 _LOWER_IS_BETTER = {"latency_ms/mean", "latency_ms/p50", "latency_ms/p99", "cvar", "brier", "ece"}
 # A low value of these is no merit by itself: a bad router is cheap and steady too.
-_NO_DIRECTION = {"ndcg@10/std", "cost", "agents_per_query", "escalation", "llm_calls_per_episode", "escalated_episodes"}
-_HEADLINES = ("ndcg@10", "success")  # shown with their intervals
+_NO_DIRECTION = {"ndcg@10/std", "cost", "agents_per_query", "escalation", "llm_calls_per_episode", "escalated_episodes",
+                 "tokens", "tokens/ood", "agents_per_query/ood"}  # fmt: skip
+_HEADLINES = ("ndcg@10", "success", "accuracy")  # shown with their intervals
 REFERENCES = {"oracle", "slm", "llm"}
 """Rows that no router competes with: they know the outcome, or never or always call the LLM."""
 
@@ -127,7 +139,7 @@ def row_order(names: Iterable[str]) -> list[str]:
 def metric_order(rows: Sequence[Row]) -> list[str]:
     """The metrics that any of the rows has, contract order first, others as they come."""
     present = {metric: None for row in rows for metric in row.metrics}
-    known = STEP_METRICS if "success" in present else SEARCH_METRICS
+    known = STEP_METRICS if "success" in present else ENSEMBLE_METRICS if "accuracy" in present else SEARCH_METRICS
     return [m for m in known if m in present] + [m for m in present if m not in known]
 
 
@@ -263,7 +275,9 @@ def format_value(metric: str, value: float) -> str:
     """A metric's value as people read it: milliseconds and large costs with one decimal, most others with three."""
     if metric.startswith("latency_ms") or (metric == "cost" and value >= 100):
         return f"{value:,.1f}"
-    return f"{value:.2f}" if metric in ("agents_per_query", "llm_calls_per_episode") else f"{value:.3f}"
+    if metric.startswith("tokens"):
+        return f"{value:,.1f}"
+    return f"{value:.2f}" if metric.startswith(("agents_per_query", "llm_calls_per_episode")) else f"{value:.3f}"
 
 
 def table_markdown(summary: Summary) -> str:
@@ -296,10 +310,16 @@ def rich_table(summary: Summary) -> Table:
         shown = {"success": "success", "escalation": "escal.", "llm_calls_per_episode": "calls", "cost": "cost",
                  "worst_seed_success": "worst"}  # fmt: skip
         caption = "success: 95 % bootstrap by task; worst: success at the worst seed"
+        width = 14
+    elif "accuracy" in present:
+        shown = {"accuracy": "acc.", "accuracy/ood": "OOD", "tokens": "tokens", "agents_per_query": "agents"}
+        caption = "acc.: 95 % bootstrap by question; tokens: generated, a question"
+        width = 20
     else:
         shown = {"ndcg@10": "NDCG", "ndcg@10/mismatch": "mism.", "ndcg@10/match": "match", "agent_f1": "F1",
                  "latency_ms/p50": "ms"}  # fmt: skip
         caption = "NDCG@10, 95 % bootstrap; mism.: mismatch; ms: median"
+        width = 12
     metrics = {metric: label for metric, label in shown.items() if metric in present}
     best = {metric: best_value(summary.rows, metric) for metric in metrics}
     table = Table(
@@ -310,7 +330,7 @@ def rich_table(summary: Summary) -> Table:
         caption=caption,
         caption_justify="left",
     )
-    table.add_column("row", overflow="ellipsis", no_wrap=True, max_width=14 if "success" in present else 12)
+    table.add_column("row", overflow="ellipsis", no_wrap=True, max_width=width)
     for metric, label in metrics.items():
         table.add_column(label, justify="right", no_wrap=True)
         if metric in _HEADLINES:

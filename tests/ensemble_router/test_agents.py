@@ -135,6 +135,23 @@ def test_an_answer_ends_at_the_end_of_sequence(model: Any) -> None:
     assert torch.isfinite(log_p).all()
 
 
+def test_leaving_out_finished_rows_changes_no_answer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy rows of three agents that end at different places, computed to the end or dropped as soon as they end."""
+    agents = ["red", "red", "green", "blue"]
+    free = sampled(model, agents, samples=2, temperature=0, eos=-1)
+    end = int(free.tokens[0, 1])  # the first row ends at its second token at the latest
+    found = []
+    for going in (0.0, 1.0):
+        monkeypatch.setattr("routewright.ensemble_router.agents.GOING", going)
+        found.append(sampled(model, agents, samples=2, temperature=0, eos=end))
+    whole, dropped = found
+    assert len(set(whole.mask.sum(dim=1).tolist())) > 1
+    assert torch.equal(whole.tokens, dropped.tokens)
+    assert torch.equal(whole.mask, dropped.mask)
+    assert torch.allclose(whole.log_p, dropped.log_p, atol=1e-4)
+    assert torch.allclose(whole.entropy, dropped.entropy, atol=1e-4)
+
+
 def test_adapters_come_back(model: Any, tmp_path: Path) -> None:
     save_adapters(model, tmp_path)
     loaded = load_adapters(base(), tmp_path, NAMES)

@@ -15,6 +15,7 @@ pytest.importorskip("peft", reason="peft is in the train extra")
 from routewright.ensemble_router import coevolve as loop
 from routewright.ensemble_router.coevolve import queries_of_step
 from routewright.ensemble_router.familiarity import load_heads
+from routewright.ensemble_router.learned_rules import LEARNED, load_learned
 from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
 from routewright.ensemble_router.tasks import Task
 from routewright.ensemble_router.warm_up import base_model, warm_adapters
@@ -66,6 +67,34 @@ def test_a_killed_run_resumes_to_the_same_numbers(tmp_path: Path, monkeypatch: p
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
     with pytest.raises(BadInput, match="another rule"):
         run(tmp_path / "killed", "top-1")
+
+
+@pytest.mark.parametrize("rule", LEARNED)
+def test_a_killed_run_of_a_learnt_rule_resumes_to_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    monkeypatch.setattr(loop, "verify", coin)
+    whole, _ = run(tmp_path / "whole", rule)
+    real, seen = loop._step, 0
+
+    def dying(*arguments: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen > 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "_step", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", rule)
+    monkeypatch.setattr(loop, "_step", real)
+    resumed, _ = run(tmp_path / "killed", rule)
+    assert resumed == whole
+    for name in ("history.jsonl", "adapters/agent-0/adapter_model.safetensors", "router/learned.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+    router = load_learned(tmp_path / "whole" / "router")
+    assert router.rule == rule
+    assert router.linucb.alpha == 0.0
 
 
 def test_frozen_agents_do_not_learn_and_all_rules_spend_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,9 @@ pytest.importorskip("peft", reason="peft is in the train extra")
 
 from routewright.ensemble_router.agents import activate, adapter_parameters, completion_log_probs
 from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
+from routewright.ensemble_router.prompts import completion_text, encode_answer, encode_prompt
 from routewright.ensemble_router.tasks import Task
-from routewright.ensemble_router.warm_up import (
-    base_model,
-    character_tokenizer,
-    completion_text,
-    encode_answer,
-    encode_prompt,
-    warm_adapters,
-)
+from routewright.ensemble_router.warm_up import base_model, character_tokenizer, warm_adapters
 from routewright.errors import BadInput
 
 TASKS = [

@@ -70,6 +70,8 @@ def instance(router: str) -> dict[str, Any]:
     """A good instance."""
     if router == "search-router":
         return {"query": "clean the oven since last year", "reference_date": "2024-05-31"}
+    if router == "ensemble-router":
+        return {"query": "spell lamp"}
     return {
         "observation": "a dark room", "step": 1, "max_steps": 10, "budget_left": 3, "objective": "light the lamp",
         "candidates": [{"action": "go", "token_logprobs": [-0.1, -0.2], "verifier_score": 0.3},
@@ -81,11 +83,12 @@ def instance(router: str) -> dict[str, Any]:
 def good(router: str) -> dict[str, Any]:
     """Good bodies by path."""
     text = json.dumps(instance(router))
+    agent = {"search-router": "garden", "step-router": "slm", "ensemble-router": "speller"}[router]
     tensor = {"name": "instance", "shape": [1], "datatype": "BYTES", "data": [text]}
     return {
         f"/v1/models/{router}:predict": {"instances": [instance(router)]},
         f"/v2/models/{router}/infer": {"id": "1", "inputs": [tensor], "outputs": [{"name": "decision"}]},
-        "/v1/feedback": {"request_id": "0" * 32, "outcome": {"garden" if router == "search-router" else "slm": 1.0}},
+        "/v1/feedback": {"request_id": "0" * 32, "outcome": {agent: 1.0}},
     }
 
 

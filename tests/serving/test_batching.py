@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -215,3 +216,96 @@ def test_under_overload_nobody_waits_beyond_the_deadline_and_decisions_go_on() -
     assert outcomes.count("ok") >= 20
     assert outcomes.count("ok") < len(outcomes)
     assert not late
+
+
+# --- In the event loop
+
+
+def test_in_the_loop_a_batch_is_what_came_while_the_loop_was_busy() -> None:
+    batches: list[list[int]] = []
+
+    def double(items: Sequence[int], waited: Sequence[float]) -> list[int | Exception]:
+        assert threading.current_thread() is threading.main_thread()
+        batches.append(list(items))
+        return [BadInput("odd") if item < 0 else 2 * item for item in items]
+
+    batcher: Batcher[int, int] = Batcher(double, 4, 20, 10.0, in_loop=True)
+
+    async def scenario() -> list[Any]:
+        together = [[1], [2, 3], [-4], [5, 6]]
+        answers = await asyncio.gather(*(batcher.submit(items) for items in together), return_exceptions=True)
+        return [*answers, await batcher.submit([7])]
+
+    answers = asyncio.run(scenario())
+    batcher.stop()
+    assert (answers[:2], answers[3:]) == ([[2], [4, 6]], [[10, 12], [14]])
+    assert isinstance(answers[2], BadInput)
+    assert batches == [[1, 2, 3, -4], [5, 6], [7]]
+
+
+def test_in_the_loop_others_get_their_turn_between_two_batches() -> None:
+    order: list[str] = []
+
+    def decide(items: Sequence[int], waited: Sequence[float]) -> list[int]:
+        order.append("batch")
+        return list(items)
+
+    batcher: Batcher[int, int] = Batcher(decide, 1, 20, 10.0, in_loop=True)
+
+    async def scenario() -> None:
+        deciding = asyncio.create_task(batcher.submit([1, 2, 3]))
+        for _ in range(8):
+            await asyncio.sleep(0)
+            order.append("other")
+        await deciding
+
+    asyncio.run(scenario())
+    assert order.count("batch") == 3
+    assert ("batch", "batch") not in set(itertools.pairwise(order))
+
+
+def test_in_the_loop_the_pace_counts_what_the_loop_does_between_two_batches() -> None:
+    batcher: Batcher[int, int] = Batcher(lambda items, waited: list(items), 1, 20, 10.0, in_loop=True)
+
+    async def scenario() -> None:
+        deciding = asyncio.create_task(batcher.submit(list(range(10))))
+        while not deciding.done():
+            time.sleep(0.01)  # reads and refuses
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert batcher._pace > 0.005
+
+
+def test_in_the_loop_a_decider_that_raises_and_a_stop_leave_nobody_waiting() -> None:
+    def broken(items: Sequence[int], waited: Sequence[float]) -> list[int]:
+        if items == [0]:
+            raise ZeroDivisionError
+        return list(items)
+
+    batcher: Batcher[int, int] = Batcher(broken, 1, 10, 5.0, in_loop=True)
+
+    async def scenario() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await batcher.submit([0])
+        waiting = asyncio.create_task(batcher.submit([1, 2]))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(batcher.stop)
+        with pytest.raises(Refused, match="not ready"):
+            await batcher.submit([3])
+        assert await waiting == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_requests_on_the_way_count_as_if_they_waited(gate: Gate) -> None:
+    batcher = Batcher(gate, max_batch=1, max_waiting=10, deadline_s=1.0)
+    gate.open.set()
+    batcher.check_room(1, on_the_way=9)
+    with pytest.raises(Refused, match="full"):
+        batcher.check_room(1, on_the_way=10)
+    batcher._pace = 0.1  # half a deadline is five decisions
+    batcher.check_room(1, on_the_way=4)
+    with pytest.raises(Refused, match="deadline"):
+        batcher.check_room(1, on_the_way=5)
+    batcher.stop()

@@ -77,6 +77,23 @@ def test_a_served_decision_is_the_one_in_process(serve: Callable[..., Predictor]
     assert len({tuple(row["agents"]) for row in decisions}) > 1
 
 
+@pytest.mark.parametrize(
+    ("file", "agents", "said"),
+    [
+        ("router.json", ["garden", "kitchen", "office"], "router.json: agents: expected those of config.json"),
+        ("router.json", None, "router.json: agents: expected those of config.json"),
+        ("config.json", ["kitchen", "garden"], "model.safetensors does not fit config.json"),
+    ],
+)
+def test_a_folder_whose_files_name_other_agents_is_refused(tmp_path: Path, file: str, agents: Any, said: str) -> None:
+    folder = save_search_router(tmp_path)
+    described = json.loads((folder / file).read_text())
+    assert described["agents"] == ["kitchen", "garden", "office"]
+    (folder / file).write_text(json.dumps(described | {"agents": agents}))
+    with pytest.raises(BadInput, match=said):
+        SearchRouter(folder, Exploration(0.0))
+
+
 def test_a_batch_decides_as_one_by_one(tmp_path: Path) -> None:
     """In float32: the same agents, keywords and days, and the same scores but for rounding."""
     served = SearchRouter(save_search_router(tmp_path), Exploration(0.0))

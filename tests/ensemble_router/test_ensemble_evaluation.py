@@ -1,0 +1,194 @@
+"""The stages coevolve and evaluate on two tiny agents: every trained rule has its row, what is done is not repeated."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("peft", reason="peft is in the train extra")
+
+from routewright.ensemble_router import coevolve as loop
+from routewright.ensemble_router import coevolve_rules as stage
+from routewright.ensemble_router import held_out
+from routewright.ensemble_router.coevolve_rules import coevolve_rules
+from routewright.ensemble_router.evaluation_run import evaluate_ensemble
+from routewright.ensemble_router.held_out import Held, always, outcome
+from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
+from routewright.ensemble_router.results import EnsembleResults
+from routewright.ensemble_router.router import load_ensemble_router
+from routewright.ensemble_router.tasks import Task, write_tasks
+from routewright.errors import BadInput
+from routewright.evaluation.summary import Summary
+
+RULES = ("familiarity", "top-1", "all", "frozen-router", "one-model", "random", "linucb", "icl")
+
+
+def tasks(split: str, n: int) -> list[Task]:
+    return [
+        Task(id=f"{split}-{domain}-{k}", prompt=f"{domain} {split} {k}", answer=answer, domain=domain, check="exact")
+        for domain, answer in (("ones", "1"), ("twos", "2"))
+        for k in range(n)
+    ]
+
+
+def coin(task: Task, completion: str) -> float:
+    return float(zlib.crc32((task.id + completion).encode()) % 2)
+
+
+def tiny(rules: tuple[str, ...] = RULES) -> EnsembleProfile:
+    content = load_ensemble_profile("smoke").model_dump()
+    content["backbone"].update({"hidden_size": 32, "num_layers": 4})
+    content.update({"pretrain": None, "warm_up": None})
+    content["agents"].update({"count": 2, "prompts": 2, "max_new_tokens": 3})
+    content["coevolve"].update({"queries": 4, "budget": 24, "router_first": 8, "rules": rules})
+    content["evaluation"] = {"bootstrap": 50, "taus": [0.2]}
+    return EnsembleProfile.model_validate(content)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with dataset/, trained/ and evaluation/."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    for name, n in (("train", 12), ("dev", 4), ("test", 6), ("out-of-distribution", 2)):
+        write_tasks(folder / "dataset" / f"{name}.jsonl", tasks(name, n))
+    (folder / "dataset" / "dataset.json").write_text('{"tasks_sha256": "0"}', encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "verify", coin)
+        patch.setattr(held_out, "verify", coin)
+        coevolve_rules(folder / "dataset", folder / "trained", tiny(), 0)
+        evaluate_ensemble(folder / "dataset", folder / "trained", folder / "evaluation", tiny(), 0)
+    return folder
+
+
+def test_every_rule_has_its_row(done: Path) -> None:
+    summary = Summary.model_validate_json((done / "evaluation" / "summary.json").read_text())
+    names = [row.name for row in summary.rows]
+    assert names == [
+        "majority", "warm", "single-best", "one-model", "random", "top-1", "all", "linucb", "icl", "frozen-router",
+        "familiarity", "warm:single-best", "warm:routed", "co-evolved:top-1", "co-evolved:top-2", "co-evolved:all",
+        "co-evolved:random", "co-evolved:linucb", "co-evolved:reward-regression", "co-evolved:classifier", "co-evolved:icl",
+    ]  # fmt: skip
+    rows = {row.name: row.metrics for row in summary.rows}
+    assert {name: rows[name]["agents_per_query"].mean for name in ("all", "top-1", "linucb", "single-best")} == {
+        "all": 2.0, "top-1": 1.0, "linucb": 1.0, "single-best": 1.0,
+    }  # fmt: skip
+    assert rows["familiarity"]["accuracy"].n == 12
+    assert rows["familiarity"]["accuracy/ood"].n == 4
+    assert rows["majority"]["accuracy/ones"].mean == rows["majority"]["accuracy"].mean == 1.0
+    assert rows["co-evolved:top-2"]["accuracy"] == rows["co-evolved:all"]["accuracy"]  # of two agents
+    assert rows["co-evolved:top-1"]["accuracy"] == rows["co-evolved:all"]["accuracy"]  # the heavier vote wins
+    assert "latency_ms/p50" not in rows["single-best"]
+    assert all((done / "evaluation" / path).exists() for path in summary.artifacts.values())
+    gates = {gate.name: gate for gate in summary.gates}
+    assert "accuracy − co-evolved:classifier's, lower end" in gates
+    assert gates["accuracy − top-1's, lower end"].bound == 0.0
+
+
+def test_results_agree_with_the_kept_answers(done: Path) -> None:
+    """The single row `one-model` and the accuracy matrix, computed anew from answers/."""
+    results = EnsembleResults.model_validate_json((done / "evaluation" / "results.json").read_text())
+    assert results.own == [
+        "one-model", "random", "top-1", "all", "linucb", "icl", "frozen-router", "familiarity",
+    ]  # fmt: skip
+    kept = [json.loads(line) for line in (done / "evaluation" / "answers" / "one-model-test.jsonl").read_text().splitlines()]
+    row = next(row for row in results.rows if row.name == "one-model")
+    assert row.metrics["accuracy"].mean == pytest.approx(np.mean([line["rewards"][0] for line in kept]))
+    assert row.metrics["tokens"].mean == pytest.approx(np.mean([line["tokens"][0] for line in kept]))
+    kept = [json.loads(line) for line in (done / "evaluation" / "answers" / "warm-test.jsonl").read_text().splitlines()]
+    ones = np.array([line["rewards"] for line in kept if "ones" in line["id"]])
+    assert results.specialisation.warm_accuracy["ones"] == pytest.approx(ones.mean(axis=0).tolist())
+    assert [point.tau for point in results.curve] == [0.2, 0.7]
+    assert {c.b for c in results.comparisons if c.ood} == {c.b for c in results.comparisons if not c.ood}
+    assert len(results.map) == 12
+
+
+def test_what_is_done_is_not_repeated(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(stage, "coevolve", again)
+    monkeypatch.setattr(stage, "warm_adapters", again)
+    before = (done / "trained" / "router" / "familiarity.json").read_bytes()
+    coevolve_rules(done / "dataset", done / "trained", tiny(), 0)
+    assert (done / "trained" / "router" / "familiarity.json").read_bytes() == before
+    stamp = (done / "evaluation" / "summary.json").stat().st_mtime_ns
+    evaluate_ensemble(done / "dataset", done / "trained", done / "evaluation", tiny(), 0)
+    assert (done / "evaluation" / "summary.json").stat().st_mtime_ns == stamp
+
+
+def test_another_seed_or_a_missing_training_is_told(done: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="another profile, seed or dataset"):
+        coevolve_rules(done / "dataset", done / "trained", tiny(), 1)
+    with pytest.raises(BadInput, match="another profile, seed or dataset"):
+        evaluate_ensemble(done / "dataset", done / "trained", done / "evaluation", tiny(), 1)
+    with pytest.raises(BadInput, match="expected what the coevolve stage trained"):
+        evaluate_ensemble(done / "dataset", tmp_path / "nothing", tmp_path / "out", tiny(), 0)
+    with pytest.raises(BadInput, match=r"dataset\.json: expected what the synthesize stage writes"):
+        coevolve_rules(tmp_path, tmp_path / "trained", tiny(), 0)
+
+
+def test_the_router_folder_decides_from_elsewhere(done: Path, tmp_path: Path) -> None:
+    """Moved away from its training it still decides, and as the evaluation's rule did."""
+    folder = tmp_path / "moved"
+    folder.mkdir()
+    for path in (done / "trained" / "router").rglob("*"):
+        target = folder / path.relative_to(done / "trained" / "router")
+        if path.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    router = load_ensemble_router(folder)
+    decision = router.decide("ones test 0")
+    assert set(decision.familiarity) == {"agent-0", "agent-1"}
+    assert decision.agents[0] == max(decision.familiarity, key=lambda name: decision.familiarity[name])
+    assert decision.cumulative == pytest.approx(sum(decision.familiarity[name] for name in decision.agents))
+    assert decision.model_version == json.loads((folder / "familiarity.json").read_text())["model_version"]
+    results = EnsembleResults.model_validate_json((done / "evaluation" / "results.json").read_text())
+    asked = [router.decide(task.prompt).agents[0] for task in tasks("test", 6)]
+    assert asked == [point.agent for point in results.map]
+
+
+@pytest.mark.parametrize(
+    ("query", "told"), [("", "found an empty one"), ("  \n", "found an empty one"), ("1 " * 2000, "at most 1024 tokens")]
+)
+def test_queries_that_cannot_be_read(done: Path, query: str, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        load_ensemble_router(done / "trained" / "router").decide(query)
+
+
+def test_odd_text_is_a_query_too(done: Path) -> None:
+    assert load_ensemble_router(done / "trained" / "router").decide("\ud800 ٣ \0").agents
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [("lambda", 0, "lambda: expected more than 0"), ("tau", 3, "tau: expected"), ("backbone", None, "is unreadable")],
+)
+def test_a_described_router_with_wrong_values_is_told(
+    done: Path, tmp_path: Path, field: str, value: float | None, told: str
+) -> None:
+    for name in ("familiarity.json", "familiarity.safetensors"):
+        (tmp_path / name).write_bytes((done / "trained" / "router" / name).read_bytes())
+    described = json.loads((tmp_path / "familiarity.json").read_text())
+    (tmp_path / "familiarity.json").write_text(json.dumps({**described, field: value}), encoding="utf-8")
+    with pytest.raises(BadInput, match=told):
+        load_ensemble_router(tmp_path)
+
+
+def test_outcome_by_hand() -> None:
+    """Three agents say 1, 2, 2: equal votes elect 2; one that weighs 0.9 elects 1; an abstaining one earns 0."""
+    questions = [Task(id=str(n), prompt="?", answer="2", domain="d", check="exact") for n in range(2)]
+    held = Held(
+        [["1", "2", "2"], ["", "", ""]], np.array([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]), np.array([[1, 2, 3], [4, 5, 6]])
+    )
+    states = np.zeros((2, 4), dtype=np.float32)
+    all_of_them = outcome(questions, held, states, always([0, 1, 2], 3))
+    assert all_of_them.reward.tolist() == [1.0, 0.0]
+    assert all_of_them.tokens.tolist() == [6.0, 15.0]
+    weighed = outcome(questions, held, states, lambda _: ([0, 1, 2], np.array([0.9, 0.2, 0.3])))
+    assert weighed.reward.tolist() == [0.0, 0.0]
+    alone = outcome(questions, held, states, always([2], 3))
+    assert (alone.reward.tolist(), alone.tokens.tolist(), alone.agents.tolist()) == ([1.0, 0.0], [3.0, 6.0], [1.0, 1.0])
