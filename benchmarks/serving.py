@@ -2,11 +2,16 @@
 
     python benchmarks/serving.py --router search-router --model runs/search-router/model [--out FILE]
 
-Starts `routewright serve` on loopback and measures, in this order:
+Starts `routewright serve` on loopback and measures, by default all but dtype and in this order:
 
 - latency: HTTP at concurrency 1 and the decision in process, in turn; the ratio of their medians, bound 1.3, and the p99.
-- overload: the peak goodput of a closed loop, then open-loop arrivals at 8 times that. Bounds: no answer later than the
-  deadline (plus 10 %), goodput at least 90 % of the peak.
+- overload: the peak goodput of a closed loop, then open-loop arrivals at 8 times that, both over raw connections. Bounds:
+  no answer later than the deadline (plus 10 %), goodput at least 90 % of the peak. The caller takes its time from the cores
+  that the server runs on, eight times as much under overload: where it has no core of its own, the share of the goodput
+  a CPU second of the server tells what the server does, the other one what both do.
+- dtype (with --dataset and --examples of the model's run): milliseconds of the search router's decision in float32,
+  bfloat16 and int8 (dynamic, linear layers), in turn; how many test queries get the same agents as in float32, and the
+  NDCG@10 lost, with its paired interval. What is served is `fastest_dtype()`, which measures the machine at the start.
 - memory: the server's resident set before and after many requests.
 - hostile: malformed bodies, none of which may get a 5xx; a good request is decided as before.
 """
@@ -17,6 +22,9 @@ import argparse
 import asyncio
 import json
 import random
+import re
+import select
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +44,7 @@ from hostile_bodies import at_random, by_hand, instance
 
 SENTENCE = "how do I rotate clean move a the key bucket oven queue function since last year cost of storage encrypt deploy"
 WORDS = SENTENCE.split()
+CONNECTIONS = 1024
 
 
 def instances(router: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -60,6 +69,10 @@ class Server:
 
     def megabytes(self) -> float:
         return float(psutil.Process(self.process.pid).memory_info().rss / 2**20)
+
+    def cpu_s(self) -> float:
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
 
 
 def latency(server: Server, router: str, model: Path, count: int) -> dict[str, float]:
@@ -94,71 +107,143 @@ def latency(server: Server, router: str, model: Path, count: int) -> dict[str, f
     }
 
 
-async def closed_loop(server: Server, router: str, concurrency: int, seconds: float) -> float:
-    """Decisions a second of `concurrency` callers that ask again as soon as they are answered."""
-    items, done, end = instances(router, 200), 0, time.perf_counter() + seconds
-    async with httpx.AsyncClient(base_url=server.url, timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+def dtypes(model: Path, dataset: Path, examples: Path, count: int) -> dict[str, Any]:
+    """Speed and quality of each weights' dtype."""
+    import torch
+    from torch.ao.quantization import quantize_dynamic
 
-        async def caller(k: int) -> None:
-            nonlocal done
-            while time.perf_counter() < end:
-                k += 1
-                response = await client.post(server.path, json={"instances": [items[k % 200]]})
-                done += response.status_code == 200
+    from routewright.evaluation.bootstrap import paired_difference
+    from routewright.language_models.backbone import fastest_dtype
+    from routewright.pools.pool import load_pool
+    from routewright.pools.search import PoolSearch
+    from routewright.search_router.examples import read_examples
+    from routewright.search_router.reward import Action
+    from routewright.search_router.router import as_interval, load_router
+    from routewright.search_router.selection import decision_ndcg
 
-        await asyncio.gather(*(caller(k) for k in range(concurrency)))
-    return done / seconds
+    pool, test = load_pool(dataset / "pool.yaml"), read_examples(examples / "test.jsonl")
+    routers = {"float32": load_router(model, torch.float32), "bfloat16": load_router(model, torch.bfloat16)}
+    routers["int8"] = load_router(model, torch.float32)
+    for part in ("trunk", "top"):
+        quantised = quantize_dynamic(getattr(routers["int8"].model, part), {torch.nn.Linear}, torch.qint8)
+        setattr(routers["int8"].model, part, quantised)
+    decisions = {name: [router.decide(e.query, e.reference) for e in test] for name, router in routers.items()}
+    times: dict[str, list[float]] = {name: [] for name in routers}
+    for item in instances("search-router", count):
+        for name, router in routers.items():
+            started = time.perf_counter()
+            router.decide(item["query"], date(2024, 5, 31))
+            times[name].append(1000 * (time.perf_counter() - started))
+    with tempfile.TemporaryDirectory() as cache:
+        search = PoolSearch(pool, Path(cache))
+        ndcg = {
+            name: decision_ndcg(
+                test, [Action(tuple(d.agents), tuple(d.keywords), as_interval(d)) for d in found], pool, search
+            )
+            for name, found in decisions.items()
+        }
+    results: dict[str, Any] = {"served": str(fastest_dtype()).removeprefix("torch.")}
+    for name in routers:
+        same = [one.agents == other.agents for one, other in zip(decisions["float32"], decisions[name], strict=True)]
+        lost = paired_difference(ndcg[name], ndcg["float32"], 0)
+        results[name] = {
+            "p50_ms": float(np.median(times[name])),
+            "speed": float(np.median(np.array(times["float32"]) / np.array(times[name]))),
+            "same_agents": float(np.mean(same)),
+            "ndcg@10": float(np.mean(ndcg[name])),
+            "ndcg@10_minus_float32": [round(lost.mean, 5), round(lost.low, 5), round(lost.high, 5)],
+        }
+    return results
 
 
-async def open_loop(server: Server, router: str, rate: float, seconds: float) -> tuple[Counter[int], list[float]]:
-    """Statuses, and every answer's milliseconds, of requests that come at a fixed rate whatever happens.
-
-    Sent over raw connections, one each, kept open: the sender must cost little beside the server it shares cores with.
-    """
-    host, port = server.url.removeprefix("http://").split(":")
+def raw_requests(server: Server, router: str) -> list[bytes]:
+    """200 requests as they go over the wire."""
     requests = []
     for item in instances(router, 200):
         body = json.dumps({"instances": [item]}).encode()
         head = f"POST {server.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        requests.append(head.encode() + body)
-    idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-    statuses: Counter[int] = Counter()
-    times: list[float] = []
+        requests.append(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return requests
 
-    async def one(request: bytes) -> None:
-        started = time.perf_counter()
-        reader, writer = idle.pop() if idle else await asyncio.open_connection(host, int(port))
-        writer.write(request)
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        await reader.readexactly(length)
-        times.append(1000 * (time.perf_counter() - started))
-        statuses[int(head[9:12])] += 1
-        idle.append((reader, writer))
 
-    tasks, begun = set(), time.perf_counter()
-    for k in range(int(rate * seconds)):
-        await asyncio.sleep(max(0.0, begun + k / rate - time.perf_counter()))
-        tasks.add(asyncio.create_task(one(requests[k % 200])))
-    await asyncio.gather(*tasks)
-    for _, writer in idle:
-        writer.close()
-    return statuses, times
+class Load:
+    """What came of a load: statuses, milliseconds of each answer, seconds from the first request to the last answer."""
+
+    def __init__(self) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.times: list[float] = []
+        self.took = 0.0
+
+    @property
+    def goodput(self) -> float:
+        return self.statuses[200] / self.took
+
+
+def send_load(server: Server, router: str, seconds: float, *, callers: int = 0, rate: float = 0.0) -> Load:
+    """A closed loop of so many callers that ask again as soon as they are answered, or requests at a fixed rate.
+
+    At a fixed rate each request goes over a connection that no other one waits on: a pool of open ones, as a proxy keeps,
+    and more where they do not suffice. Bare sockets, since the sender shares its cores with the server.
+    """
+    host, port = server.url.removeprefix("http://").split(":")
+    requests, load = raw_requests(server, router), Load()
+    poll, idle = select.epoll(), list[socket.socket]()
+    waiting: dict[int, tuple[socket.socket, float, bytes]] = {}
+
+    def connect() -> socket.socket:
+        connection = socket.create_connection((host, int(port)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        poll.register(connection, select.EPOLLIN)
+        return connection
+
+    idle += [connect() for _ in range(callers or CONNECTIONS)]
+    httpx.get(f"{server.url}/v2/health/ready").raise_for_status()  # the server has taken the connections up
+    sent, begun = 0, time.perf_counter()
+    while (now := time.perf_counter()) < begun + seconds or waiting:
+        due = 0 if now >= begun + seconds else len(idle) if callers else int(rate * (now - begun)) - sent
+        for _ in range(min(due, 64)):  # answers are read in between
+            connection = idle.pop() if idle else connect()
+            waiting[connection.fileno()] = (connection, time.perf_counter(), b"")
+            connection.sendall(requests[sent % 200])
+            sent += 1
+        for fd, _ in poll.poll(0 if due > 64 else 0.002):
+            connection, started, answer = waiting[fd]
+            answer += connection.recv(65536)
+            head, blank, body = answer.partition(b"\r\n\r\n")
+            length = re.search(rb"\r\ncontent-length: (\d+)", head, re.IGNORECASE)
+            if not blank or length is None or len(body) < int(length[1]):
+                waiting[fd] = (connection, started, answer)
+                continue
+            load.statuses[int(head[9:12])] += 1
+            load.times.append(1000 * (time.perf_counter() - started))
+            del waiting[fd]
+            idle.append(connection)
+    load.took = time.perf_counter() - begun
+    for connection in idle:
+        connection.close()
+    return load
 
 
 def overload(server: Server, router: str, deadline_ms: int, seconds: float) -> dict[str, Any]:
     """Goodput and latencies at 8 times the peak."""
-    peak = max(asyncio.run(closed_loop(server, router, concurrency, seconds)) for concurrency in (8, 16, 32))
-    statuses, times = asyncio.run(open_loop(server, router, 8 * peak, seconds))
+
+    def measured(**how: Any) -> tuple[float, float, Load]:
+        before = server.cpu_s()
+        load = send_load(server, router, seconds, **how)
+        return load.goodput, load.statuses[200] / (server.cpu_s() - before), load
+
+    peak, peak_a_cpu_s, _ = max((measured(callers=callers) for callers in (8, 16, 32)), key=lambda run: run[0])
+    goodput, a_cpu_s, load = measured(rate=8 * peak)
     return {
         "peak_per_s": peak,
-        "offered_per_s": 8 * peak,
-        "goodput_per_s": statuses[200] / seconds,
-        "goodput_share": statuses[200] / seconds / peak,
-        "statuses": dict(statuses),
-        "slowest_ms": max(times),
-        "p99_ms": float(np.percentile(times, 99)),
+        "peak_per_server_cpu_s": peak_a_cpu_s,
+        "offered_per_s": sum(load.statuses.values()) / load.took,  # 8 times the peak, unless the sender falls behind
+        "goodput_per_s": goodput,
+        "goodput_share": goodput / peak,
+        "goodput_share_a_server_cpu_s": a_cpu_s / peak_a_cpu_s,
+        "statuses": dict(load.statuses),
+        "slowest_ms": max(load.times),
+        "p99_ms": float(np.percentile(load.times, 99)),
         "deadline_ms": deadline_ms,
     }
 
@@ -214,7 +299,9 @@ def main() -> None:
     parser.add_argument("--router", choices=("search-router", "step-router"), default="search-router")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", default=["latency", "overload", "memory", "hostile"])
-    parser.add_argument("--decisions", type=int, default=200, help="for the latency")
+    parser.add_argument("--dataset", type=Path, help="for the dtype: the pool's folder")
+    parser.add_argument("--examples", type=Path, help="for the dtype: the synthesize stage's folder")
+    parser.add_argument("--decisions", type=int, default=200, help="for the latency and the dtype")
     parser.add_argument("--deadline-ms", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--requests", type=int, default=20_000, help="for the memory")
@@ -228,6 +315,7 @@ def main() -> None:
             parts: dict[str, Any] = {
                 "latency": lambda: latency(server, given.router, given.model, given.decisions),
                 "overload": lambda: overload(server, given.router, given.deadline_ms, given.seconds),
+                "dtype": lambda: dtypes(given.model, given.dataset, given.examples, given.decisions),
                 "memory": lambda: memory(server, given.router, given.requests),
                 "hostile": lambda: hostile(server, given.router, given.malformed),
             }

@@ -77,15 +77,18 @@ def connect() -> None:
 
 def reach(uri: str) -> None:
     """One attempt to reach the tracking store at ``uri``; BadInput with the address, without its password."""
-    parts = urlsplit(uri)
-    shown = f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
+    try:
+        parts = urlsplit(uri)
+        shown = f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
+    except ValueError:  # its message would repeat the address
+        raise BadInput("MLFLOW_TRACKING_URI: expected an address such as http://127.0.0.1:5000") from None
     sentence = f"MLFLOW_TRACKING_URI: no tracking server answers at {shown}; start it, or unset the variable"
     if parts.scheme in ("http", "https"):
         import httpx
 
         try:
             httpx.get(f"{shown}{parts.path.rstrip('/')}/health", timeout=CONNECT_SECONDS)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise BadInput(f"{sentence} ({type(error).__name__})") from None
     elif parts.scheme.startswith("sqlite"):
         file = Path(uri.split(":///", 1)[-1])
@@ -100,6 +103,11 @@ def reach(uri: str) -> None:
             sqlalchemy.create_engine(uri).connect().close()
         except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
             raise BadInput(f"{sentence} ({type(error).__name__})") from None
+    elif parts.scheme not in ("", "file", "databricks"):
+        raise BadInput(
+            f"MLFLOW_TRACKING_URI: MLflow keeps no runs at {parts.scheme}://, expected http, https, sqlite, postgresql, "
+            "mysql, mssql or file"
+        )
 
 
 def experiment_id(name: str) -> str:
@@ -363,6 +371,14 @@ def log_risk_model(folder: Path, name: str) -> None:
         for file in (DESCRIPTION, WEIGHTS):
             shutil.copyfile(folder / file, alone / file)
         log_model(alone, name, "routewright.step_router.pyfunc", inputs, outputs)
+
+
+def log_ensemble_model(folder: Path, name: str) -> None:
+    """Log an ensemble router's folder as an MLflow model with its signature (query -> decision JSON)."""
+    from mlflow.types import ColSpec, DataType, Schema
+
+    inputs, outputs = (Schema([ColSpec(DataType.string, column)]) for column in ("query", "decision"))
+    log_model(folder, name, "routewright.ensemble_router.pyfunc", inputs, outputs)
 
 
 def log_model(folder: Path, name: str, loader_module: str, inputs: Schema, outputs: Schema) -> None:

@@ -187,6 +187,22 @@ def test_an_unreachable_server_is_one_sentence_without_its_password(monkeypatch)
         assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("uri", ["ftp://someone:secret@host/runs", "s3://bucket/runs", "models:/router", "posgresql://a/b"])
+def test_a_scheme_that_mlflow_does_not_know_is_one_sentence(uri: str, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(BadInput, match=f"^MLFLOW_TRACKING_URI: MLflow keeps no runs at {uri.split(':')[0]}://, ") as caught:
+        tracking.connect()
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["http://host:secret", "http://[::1", "http://someone:secret@host:99999999", "http://a b"])
+def test_an_address_that_is_none_is_one_sentence(uri: str, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(BadInput, match=r"^MLFLOW_TRACKING_URI: ") as caught:
+        tracking.connect()
+    assert "secret" not in str(caught.value)
+
+
 def test_metric_names_are_made_fit_for_mlflow() -> None:
     assert tracking.mlflow_name("sft+rl/ndcg@10/mismatch") == "sft_rl/ndcg_at_10/mismatch"
 
