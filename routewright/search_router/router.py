@@ -109,7 +109,10 @@ def load_model(folder: Path) -> tuple[SearchRouterModel, PreTrainedTokenizerBase
     for part in (model.trunk, model.top):
         prefix = "trunk." if part is model.trunk else "top."
         part.to(next(value.dtype for key, value in state.items() if key.startswith(prefix)))
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError:
+        raise BadInput(f"model folder {folder}: model.safetensors does not fit config.json") from None
     model.freeze_trunk()
     return model.eval(), tokenizer, description
 
