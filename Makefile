@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 OUT ?= runs/search-router
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint typecheck compile ui clean
+.PHONY: help setup run test lint typecheck compile images images-test ui clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ typecheck: $(STAMP)  ## Check types
 
 compile: $(STAMP)  ## Compile the pipelines to pipelines/compiled, bare and for each placement
 	@$(BIN)/routewright compile --placement all
+
+images:  ## Build the images with Docker
+	@docker/build.sh
+
+images-test: $(STAMP)  ## Build serve and train-cpu and try them in an engine
+	@PYTHON=$(BIN)/python docker/images-test.sh
 
 ui: $(STAMP)  ## Open the tracked runs at http://127.0.0.1:5000
 	@mkdir -p runs

@@ -219,7 +219,12 @@ def profile_of(router: str, profile: str) -> Profile | StepRouterProfile | Ensem
 
 
 def publish(folder: Path, out: Path) -> None:
-    """Make the finished ``folder`` appear at ``out``, hard-linked where the file system can."""
+    """Make the finished ``folder`` appear at ``out``, hard-linked where the file system can and readable for all.
+
+    Safetensors writes weights that only their owner reads, and a server runs as somebody else.
+    """
+    for file in folder.rglob("*"):
+        file.chmod(file.stat().st_mode | (0o555 if file.is_dir() else 0o444))
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
         shutil.rmtree(out)

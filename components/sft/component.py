@@ -32,6 +32,7 @@ def sft(
 
     from components.presentation import show_training
     from components.stage import stage
+    from components.train_job import train
     from routewright import tracking
     from routewright.config import load_profile
     from routewright.search_router.sft import train_sft
@@ -42,7 +43,7 @@ def sft(
         with tracking.stage_run(run.name, run.key, settings, load_profile(profile)) as fresh:
             if not run.done:
                 settled = load_profile(profile)
-                train_sft(Path(dataset.path), Path(examples.path), run.folder, settled, seed)
+                train(train_sft, Path(dataset.path), Path(examples.path), run.folder, settled, seed)
             if fresh:
                 tracking.log_dataset(Path(examples.path), "examples", "training")
                 tracking.log_history(run.folder / "history.jsonl")

@@ -174,6 +174,8 @@ def train_sft(dataset: Path, examples: Path, out: Path, profile: Profile, seed: 
     trainer.policy = model
     trainer.settings = settings
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
+    if not trainer.is_world_process_zero():  # on several nodes the first one writes
+        return
     merge_lora(model)
     save_router(
         model, tokenizer, out, pool, {"stage": "sft", "seed": seed, "profile": profile.name, "queries": len(train)}

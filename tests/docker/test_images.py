@@ -159,5 +159,8 @@ def test_the_server_becomes_ready_and_decides(engine: Any, trained: Path) -> Non
 def wait_until_ready(server: Any) -> None:
     """Until the server's own probe says so."""
     program = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/v2/health/ready').status)"
+    server.reload()
+    if server.status != "running":
+        pytest.fail(f"the server ended: {server.logs().decode()[-500:]}")
     status, printed = server.exec_run(["python3", "-c", program])
     assert status == 0, f"{printed.decode()[-300:]} {server.logs().decode()[-500:]}"
