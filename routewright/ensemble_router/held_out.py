@@ -67,7 +67,7 @@ def held_answers(
     pieces = [order[begin : begin + settings.rows] for begin in range(0, len(order), settings.rows)]
     found: list[dict[str, Any]] = [{"id": task.id, "texts": [], "rewards": [], "tokens": []} for task in tasks]
     work = [(name, piece) for name in settings.names for piece in pieces]
-    for name, piece in track(work, description=title, transient=True):
+    for name, piece in track(work, description=title):
         made = generate(
             model, [prompts[place] for place in piece], [name] * len(piece), samples=1, temperature=0,
             max_new_tokens=settings.max_new_tokens, pad=int(tokenizer.pad_token_id), eos=int(tokenizer.eos_token_id),

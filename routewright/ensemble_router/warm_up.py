@@ -143,7 +143,7 @@ def _train(
     optimiser = torch.optim.AdamW(parameters, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.01)
     model.train()
     loss = torch.zeros(())
-    for step in track(range(settings.steps), description=title, transient=True):
+    for step in track(range(settings.steps), description=title):
         rows = draw(generator)
         width = max(len(prompts[row]) + len(answers[row]) for row in rows)
         tokens = torch.full((len(rows), width), int(tokenizer.pad_token_id))
