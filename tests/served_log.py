@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Mapping
@@ -21,25 +22,39 @@ NOW = {"kitchen": 0.6, "garden": 1.6, "office": 0.4, "mistaken": 1.4}
 
 
 def write_served_log(
-    path: Path, count: int, shares: Mapping[str, float], seed: int, epsilon: float = 0.5, feedback: bool = True
+    path: Path,
+    count: int,
+    shares: Mapping[str, float],
+    seed: int,
+    epsilon: float = 0.5,
+    feedback: bool = True,
+    several: bool = False,
 ) -> Path:
-    """``count`` decisions over things of each home ("mistaken" for those above) in these shares; outcomes on own lines."""
+    """``count`` decisions over things of each home ("mistaken" for those above) in these shares; outcomes on own lines.
+
+    Exploration asks one agent, or with ``several`` any set of them.
+    """
     rng, agents = random.Random(seed), list(HOMES)
+    actions = [(a,) for a in agents]
+    if several:
+        actions += [*itertools.combinations(agents, 2), tuple(agents)]
     lines = []
     for number in range(count):
         kind = rng.choices(list(shares), list(shares.values()))[0]
         thing = rng.choice(list(MISTAKEN) if kind == "mistaken" else HOMES[kind])
-        greedy, home = MISTAKEN.get(thing, kind), "office" if kind == "mistaken" else kind
+        greedy, home = (MISTAKEN.get(thing, kind),), "office" if kind == "mistaken" else kind
         explored = rng.random() < epsilon
-        agent = rng.choice(agents) if explored else greedy
+        chosen = rng.choice(actions) if explored else greedy
         name = f"{path.stem}-{seed}-{number}"
         lines.append({
             "query": f"{rng.choice(VERBS)} the {rng.choice(ADJECTIVES)} {thing}", "reference_date": "2025-06-15",
-            "decision": {"agents": [agent], "bitmask": "".join("01"[a == agent] for a in agents)},
+            "decision": {"agents": list(chosen), "bitmask": "".join("01"[a in chosen] for a in agents)},
             "request_id": name, "router": "search-router", "model_version": "logged", "explored": explored,
-            "propensity": (1 - epsilon) * (agent == greedy) + epsilon / 3, "timestamp": "2026-11-01T00:00:00+00:00",
+            "propensity": (1 - epsilon) * (chosen == greedy) + epsilon / len(actions),
+            "timestamp": "2026-11-01T00:00:00+00:00",
         })  # fmt: skip
         if feedback:
-            lines.append({"request_id": name, "router": "search-router", "outcome": {agent: float(agent == home)}})
+            outcome = {agent: float(agent == home) for agent in chosen}
+            lines.append({"request_id": name, "router": "search-router", "outcome": outcome})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
