@@ -227,11 +227,17 @@ def print_log(pods: Any, pod: str, namespace: str, printed: str) -> str:
 
     Ends with the container, and where the connection breaks or is silent: the caller comes back for the rest.
     """
+    from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
-    response = pods.read_namespaced_pod_log(
-        pod, namespace, follow=True, timestamps=True, _preload_content=False, _request_timeout=(10.0, SILENCE_S)
-    )
+    try:
+        response = pods.read_namespaced_pod_log(
+            pod, namespace, follow=True, timestamps=True, _preload_content=False, _request_timeout=(10.0, SILENCE_S)
+        )
+    except ApiException as error:
+        if error.status not in (400, 404):
+            raise
+        return printed  # the pod is gone or never ran, evicted for example; what that means the job says
     try:
         for line in response:
             stamp, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")

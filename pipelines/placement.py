@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -131,6 +131,11 @@ class FromSecret(_Strict):
     env: dict[Variable, str] = Field(min_length=1)
     optional: bool = False
 
+    @model_validator(mode="after")
+    def _each_key_once(self) -> FromSecret:
+        check_keys(self.env)
+        return self
+
 
 class FromConfigMap(_Strict):
     """Environment variables from keys of a ConfigMap, or its files under ``mount``."""
@@ -144,6 +149,7 @@ class FromConfigMap(_Strict):
     def _is_used(self) -> FromConfigMap:
         if bool(self.env) == bool(self.mount):
             raise ValueError("expected either env or mount")
+        check_keys(self.env)
         return self
 
 
@@ -182,7 +188,7 @@ class StagePlacement(_Strict):
     @model_validator(mode="after")
     def _is_coherent(self) -> StagePlacement:
         for name in self.env:
-            if re.search(r"KEY|TOKEN|SECRET|PASSWORD", name.upper()):
+            if re.search(r"KEY|TOKEN(?!IZER)|SECRET|PASSWORD", name.upper()):
                 raise ValueError(f"env.{name}: expected no secret here, name a key of a Secret under secrets")
         asks = [*self.node_selector, *(toleration.key or "" for toleration in self.tolerations)]
         if self.gpu is None and any(key.startswith("nvidia.com/") for key in asks):
@@ -220,6 +226,13 @@ class Placement(_Strict):
         return self.stages.get(stage, self.defaults)
 
 
+def check_keys(env: Mapping[str, str]) -> None:
+    """ValueError where two variables take one key: KFP would leave out one of them without a word."""
+    for key in env.values():
+        if list(env.values()).count(key) > 1:
+            raise ValueError(f"env: expected each key for one variable, found {key} for several")
+
+
 def quantity(text: str) -> Decimal:
     """A Kubernetes quantity as a number."""
     return Decimal(parse_quantity(text))
@@ -245,7 +258,7 @@ def load_placement(name_or_path: str, known_stages: Collection[str], distributed
         )
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise BadInput(f"{path}: expected a YAML placement, got {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path}: expected a mapping with service_account, defaults and stages")

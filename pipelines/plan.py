@@ -146,10 +146,10 @@ def load_costs(path: Path, stages: Collection[str]) -> Costs:
         costs = Costs.model_validate(yaml.safe_load(path.read_bytes()))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected YAML with currency and prices") from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except ValidationError as error:
         raise BadInput(f"{path}: field {fault(error)}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     for stage in costs.hours:
         if stage not in stages:
             raise BadInput(f"{path}: field hours.{stage}: no such stage, expected one of {', '.join(stages)}")
@@ -245,7 +245,7 @@ def cost_lines(plans: Sequence[StagePlan], costs: Costs | None) -> Iterator[str]
     """GPU-hours, where they come from, and what they cost where prices are stated."""
     endless = [plan.name for plan in plans if plan.gpu_hours is None]
     if endless:
-        yield f"GPU-hours: not known, {', '.join(endless)} have neither timeout_s nor expected hours"
+        yield f"GPU-hours: not known, neither timeout_s nor expected hours for {', '.join(endless)}"
         return
     total = sum(plan.gpu_hours or 0 for plan in plans)
     stated = [plan.expected for plan in plans]

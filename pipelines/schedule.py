@@ -87,12 +87,12 @@ def load_schedule(path: Path) -> Schedule:
         return Schedule.model_validate(given)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a YAML file with name, pipeline, …") from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         reason = fault["msg"].removeprefix("Value error, ")
         raise BadInput(f"{path}: {'.'.join(map(str, fault['loc'])) or 'content'}: {reason}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
 
 
 @dataclass(frozen=True)

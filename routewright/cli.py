@@ -68,7 +68,10 @@ def options(
 
 @app.command()
 def run(
-    pipeline: Annotated[Literal["search-router", "step-router", "ensemble-router"], typer.Argument(help="Which pipeline.")],
+    pipeline: Annotated[
+        Literal["search-router", "step-router", "ensemble-router"],
+        typer.Argument(metavar="PIPELINE", help="search-router, step-router or ensemble-router."),
+    ],
     out: Annotated[Path, typer.Option(help="Where summary.json, report.html and all else go.", file_okay=False)],
     pool: Annotated[
         str | None,
@@ -257,7 +260,10 @@ def route(
 
 @app.command()
 def serve(
-    router: Annotated[Literal["search-router", "step-router", "ensemble-router"], typer.Argument(help="Which router.")],
+    router: Annotated[
+        Literal["search-router", "step-router", "ensemble-router"],
+        typer.Argument(metavar="ROUTER", help="search-router, step-router or ensemble-router."),
+    ],
     model: Annotated[Path, typer.Option(metavar="DIR", help="A trained router's folder.")],
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everywhere, as in a container.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP: KServe V1 and V2, feedback, metrics.")] = 8080,

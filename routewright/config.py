@@ -130,7 +130,7 @@ def read_profile(name_or_path: str, folder: Path, kind: type[P]) -> P:
         raise BadInput(f"profile '{name_or_path}' does not exist: expected one of {shipped}, or a profile file")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise BadInput(f"{path}: expected a YAML profile, got {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         sections = ", ".join(name for name in kind.model_fields if name != "name")

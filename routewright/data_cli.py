@@ -13,7 +13,9 @@ app = typer.Typer(help="Versions of datasets (DVC, S3, git tags).", no_args_is_h
 @app.command()
 def snapshot(
     place: Annotated[Path, typer.Argument(metavar="RUN|FOLDER", help="What routewright run wrote, or a dataset's folder.")],
-    remote: Annotated[str, typer.Option(metavar="URL", help="The DVC remote, s3://bucket/path; boto3's credentials.")],
+    remote: Annotated[
+        str, typer.Option(metavar="URL", help="DVC's remote: s3://bucket/path (boto3's credentials), or /path.")
+    ],
     tag: Annotated[str, typer.Option(metavar="NAME", help="The git tag that will name this version.")],
     repo: Annotated[Path, typer.Option(metavar="DIR", help="The git repository; nothing checked out changes.")] = Path(),
 ) -> None:

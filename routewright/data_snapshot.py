@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -70,14 +71,20 @@ def snapshot(datasets: Mapping[str, Path], remote: str, tag: str, repo: Path) ->
     """Push folders {path in the repository: folder} to the DVC remote (a URL) and tag a commit that names them.
 
     The commit is HEAD's child and on no branch; its own DVC configuration names the remote. A tag that holds the same
-    data already is left alone. BadInput where the repository, the tag, the remote or the credentials are wrong.
+    data in the same remote already is left alone. BadInput where the repository, the tag, the remote or the credentials
+    are wrong.
     """
     top = Path(_git(repo, "rev-parse", "--show-toplevel", wrong=f"--repo {repo}: expected a git repository"))
     _git(top, "check-ref-format", f"refs/tags/{tag}", wrong=f"--tag {tag}: expected a name that git takes for a tag")
+    if "://" not in remote and not Path(remote).is_absolute():
+        raise BadInput(f"--remote {remote}: expected a URL such as s3://bucket/path, or an absolute path")
     md5 = {path: dvc_md5(folder) for path, folder in datasets.items()}
     if _git(top, "tag", "--list", tag):
-        if _tagged(top, tag, list(md5)) != md5:
+        tagged = _tagged(top, tag, list(md5))
+        if {path: str(out["md5"]) for path, out in tagged.items()} != md5:
             raise BadInput(f"--tag {tag}: exists already and holds other data, expected a new name")
+        if any(out.get("remote") != _remote_name(remote) for out in tagged.values()):
+            raise BadInput(f"--tag {tag}: exists already with its data in another remote, expected that one or a new name")
         return Snapshot(tag, _git(top, "rev-list", "-n1", tag), md5, fresh=False)
     author = [part for key in ("user.name", "user.email") for part in ("-c", f"{key}={_author(top, key)}")]
     use_dvc()
@@ -100,14 +107,12 @@ def _add(clone: Path, datasets: Mapping[str, Path], remote: str) -> None:
     """Put the folders under DVC in the clone, with the remote in its configuration."""
     from dvc.repo import Repo
 
-    from routewright.tracking import settings_hash
-
     # DVC says on the console what to do next, which is done here already.
     with contextlib.redirect_stdout(io.StringIO()):
         if not (clone / ".dvc").is_dir():
             Repo.init(str(clone)).close()
         # A remote of its own: the repository's others, and what lies there, stay as they are.
-        name = f"snapshots-{settings_hash({'url': remote})[:8]}"
+        name = _remote_name(remote)
         with Repo(str(clone)) as opened, opened.config.edit("repo") as config:
             config.setdefault("remote", {})[name] = {"url": remote}
         for path, folder in datasets.items():
@@ -120,6 +125,13 @@ def _add(clone: Path, datasets: Mapping[str, Path], remote: str) -> None:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         content["outs"][0]["remote"] = name
         file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def _remote_name(remote: str) -> str:
+    """What DVC's configuration calls the remote of that URL."""
+    from routewright.tracking import settings_hash
+
+    return f"snapshots-{settings_hash({'url': remote})[:8]}"
 
 
 def _push(clone: Path, targets: list[str], remote: str) -> None:
@@ -160,12 +172,12 @@ def _read_md5(clone: Path, paths: list[str]) -> dict[str, str]:
     return {path: str(content["outs"][0]["md5"]) for path, content in contents.items()}
 
 
-def _tagged(top: Path, tag: str, paths: list[str]) -> dict[str, str]:
-    """{path: md5} of those of the paths that a tag holds."""
+def _tagged(top: Path, tag: str, paths: list[str]) -> dict[str, Any]:
+    """{path: DVC's output, with md5 and remote} of those of the paths that a tag holds."""
     found = {}
     for path in paths:
         if _git(top, "ls-tree", tag, f"{path}.dvc"):
-            found[path] = str(yaml.safe_load(_git(top, "show", f"{tag}:{path}.dvc"))["outs"][0]["md5"])
+            found[path] = yaml.safe_load(_git(top, "show", f"{tag}:{path}.dvc"))["outs"][0]
     return found
 
 

@@ -62,12 +62,12 @@ def parse_source(text: str) -> Source | None:
         try:
             content = yaml.safe_load(text)
             source = Revision.model_validate(content)
-        except yaml.YAMLError:
-            raise BadInput(f"source {text}: expected {{repo: …, rev: …, path: …}}") from None
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             field = ".".join(map(str, fault["loc"])) or "source"
             raise BadInput(f"source {text}: {field}: {fault['msg']}, expected {{repo: …, rev: …, path: …}}") from None
+        except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
+            raise BadInput(f"source {text}: expected {{repo: …, rev: …, path: …}}") from None
         parts = urlsplit(source.repo)
         if parts.password or (parts.username and parts.scheme in ("http", "https")):
             raise BadInput(f"source of {source.path}: repo: expected no user or password in the URL, git asks its helper")
@@ -78,7 +78,8 @@ def parse_source(text: str) -> Source | None:
         return None
     uri, _, fragment = text.partition("#")
     parts = urlsplit(uri)
-    if parts.scheme not in ("s3", "file") or not parts.path.strip("/") or (parts.scheme == "s3") != bool(parts.netloc):
+    remote = parts.scheme == "s3"
+    if parts.scheme not in ("s3", "file") or not parts.path.strip("/") or parts.query or remote != bool(parts.netloc):
         raise BadInput(f"source {uri}: expected s3://bucket/path or file:///path")
     md5 = fragment.removeprefix("md5=")
     if fragment and (md5 == fragment or not _MD5.fullmatch(md5)):
@@ -139,6 +140,8 @@ def fetch_version(source: Source, out: Path) -> dict[str, str]:
             target = out / entry.name
             if target.is_dir():
                 shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
             entry.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

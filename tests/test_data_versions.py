@@ -137,6 +137,8 @@ def test_a_repeated_snapshot_changes_nothing_and_other_data_needs_another_tag(
     made = snapshot(datasets_of(dataset), REMOTE, "v1", repo)
     again = snapshot(datasets_of(dataset), REMOTE, "v1", repo)
     assert (again.commit, again.md5, again.fresh) == (made.commit, made.md5, False)
+    with pytest.raises(BadInput, match="--tag v1: exists already with its data in another remote, expected that one or"):
+        snapshot(datasets_of(dataset), "s3://datasets/second", "v1", repo)
     (dataset / "pool.yaml").write_text("name: other\n")
     with pytest.raises(BadInput, match="--tag v1: exists already and holds other data, expected a new name"):
         snapshot(datasets_of(dataset), REMOTE, "v1", repo)
@@ -318,6 +320,7 @@ def test_names_and_paths_are_no_versions(text: str) -> None:
         ("{repo: r, rev: v1, path: ../p}", "path: expected a path inside the repository"),
         ("{repo: r, rev: v1, path: /p}", "path: expected a path inside the repository"),
         ("{repo: r, rev", "expected {repo: …, rev: …, path: …}"),
+        ("{repo: 2026-13-45, rev: v1, path: p}", "expected {repo: …, rev: …, path: …}"),
         ("{repo: 'https://me:tok-en@host/r', rev: v1, path: p}", "repo: expected no user or password in the URL"),
         ("http://host/pool.yaml", "expected s3://bucket/path or file:///path"),
         ("s3://bucket", "expected s3://bucket/path or file:///path"),
@@ -341,6 +344,7 @@ def test_faulty_repositories_and_tags(dataset: Path, tmp_path: Path, monkeypatch
         ((datasets, REMOTE, "v1", tmp_path / "plain"), "expected a git repository"),
         ((datasets, REMOTE, "v1", tmp_path / "nowhere"), "expected a git repository"),
         ((datasets, REMOTE, "a..b", repo), "--tag a..b: expected a name that git takes for a tag"),
+        ((datasets, "store", "v1", repo), "--remote store: expected a URL such as s3://bucket/path, or an absolute path"),
     ):
         with pytest.raises(BadInput, match=sentence):
             snapshot(*arguments)

@@ -94,7 +94,10 @@ def read_outcomes(log: Path, agent: str) -> list[Logged]:
             gain = gains(list(entry.outcome.values()))[names.index(agent)]
             found.append(Logged(where, entry.query, float(gain)))
     if not found:
-        raise BadInput(f"{log}: outcome: expected at least one query with an outcome of agent {agent!r}, found none")
+        raise BadInput(
+            f"{log}: outcome: no query has one of agent {agent!r}, expected lines such as "
+            f'{{"query": "…", "outcome": {{"{agent}": 1, "another agent": 0}}}}'
+        )
     if not any(one.gain for one in found):
         raise BadInput(f"{log}: outcome: agent {agent!r} is never better or worse than the others, nothing to learn from")
     return found

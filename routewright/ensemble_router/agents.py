@@ -21,12 +21,12 @@ GOING = 0.75
 
 
 def check_names(names: Sequence[str]) -> None:
-    """BadInput for fewer than two agents, names that are not different, or names that a module cannot have."""
+    """BadInput for fewer than two agents, names that are not different, or names that a module or folder cannot have."""
     if len(names) < 2:
         raise BadInput(f"agents: expected at least two to route between, found {len(names)}")
     for name in names:
-        if not name or "." in name or names.count(name) > 1:
-            raise BadInput(f"agents: expected different names without dots, found {name!r}")
+        if not name or "." in name or "/" in name or names.count(name) > 1:
+            raise BadInput(f"agents: expected different names without dots and slashes, found {name!r}")
 
 
 def add_adapters(base: Any, names: Sequence[str], lora: LoraSection, seed: int) -> Any:

@@ -18,7 +18,9 @@ def ensemble() -> None:
 @app.command(name="add-agent")
 def add_agent(
     model: Annotated[Path, typer.Option(metavar="DIR", help="A trained ensemble router's folder.")],
-    log: Annotated[Path, typer.Option(metavar="FILE", help="Logged queries with outcomes (JSON lines).")],
+    log: Annotated[
+        Path, typer.Option(metavar="FILE", help='JSON lines {"query": …, "outcome": {AGENT: 0 to 1}}, or a decision log.')
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the larger router goes; a new folder.", file_okay=False)],
     name: Annotated[str, typer.Option(metavar="NAME", help="The new agent, as the log's outcomes call it.")],
     adapter: Annotated[

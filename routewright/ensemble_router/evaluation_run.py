@@ -42,7 +42,7 @@ from routewright.ensemble_router.held_out import (
     held_answers,
     outcome,
 )
-from routewright.ensemble_router.learned_rules import LEARNED, LearnedRouter, load_learned
+from routewright.ensemble_router.learned_rules import LEARNED, WINDOW, LearnedRouter, load_learned
 from routewright.ensemble_router.profile import EnsembleProfile
 from routewright.ensemble_router.prompts import encode_prompt
 from routewright.ensemble_router.results import (
@@ -63,6 +63,8 @@ from routewright.evaluation.bootstrap import mean_interval
 from routewright.evaluation.ensemble_report import EnsembleReportExtra, write_ensemble_report
 from routewright.evaluation.summary import ENSEMBLE_ROWS, Row, Summary, table_markdown
 
+FIT = "fit"
+"""Training questions that the co-evolved agents all answer, for rules to be fitted on as many answers as the router had."""
 DECISIONS = 200
 """Decisions that a rule's latency is measured on; the backbone's pass, the same for all, is not in it."""
 
@@ -101,7 +103,7 @@ def evaluate_ensemble(dataset: Path, trained: Path, out: Path, profile: Ensemble
     heads = {rule: load_heads(trained / RULES_FOLDER / rule / "router")[0] for rule in rules if rule not in LEARNED}
     initial = FamiliarityHeads(heads[SERVED].width, profile.agents.names, seed)
     decides = _own_rules(trained, rules, heads, profile, seed)
-    decides |= _other_rules(heads[SERVED], initial, splits["dev"], profile, seed)
+    decides |= _other_rules(heads[SERVED], initial, splits["dev"], splits[FIT], profile, seed)
     test, outside = splits["test"], splits.get(OUT_OF_DISTRIBUTION)
     inside = {name: test.outcome(agents, decide) for name, (agents, decide) in decides.items()}
     beyond = {name: outside.outcome(agents, decide) for name, (agents, decide) in decides.items()} if outside else {}
@@ -140,8 +142,14 @@ def evaluate_ensemble(dataset: Path, trained: Path, out: Path, profile: Ensemble
 def _answered(
     dataset: Path, trained: Path, out: Path, rules: Sequence[str], profile: EnsembleProfile, seed: int
 ) -> dict[str, Questions]:
-    """dev, test and, where there is one, the out-of-distribution set, answered by the warm agents and every rule's own."""
+    """dev, test and, where there is one, the out-of-distribution set, answered by the warm agents and every rule's own.
+
+    The training questions that rules are fitted on are answered by the co-evolved agents alone.
+    """
     tasks = {name: load_split(dataset, name) for name in ("dev", "test")}
+    train = load_split(dataset, "train")
+    size = min(WINDOW, profile.coevolve.budget // profile.agents.count)  # no rule keeps more
+    tasks[FIT] = [train[place] for place in np.random.default_rng(seed).permutation(len(train))[:size]]
     if (dataset / f"{OUT_OF_DISTRIBUTION}.jsonl").is_file():
         tasks[OUT_OF_DISTRIBUTION] = load_split(dataset, OUT_OF_DISTRIBUTION)
     splits: dict[str, Questions] = {}
@@ -150,6 +158,8 @@ def _answered(
         folder = trained / WARM if agents == WARM else trained / RULES_FOLDER / agents / "adapters"
         model = load_adapters(base, folder, profile.agents.names).eval()
         for name, questions in tasks.items():
+            if name == FIT and agents != SERVED:
+                continue
             if name not in splits:
                 prompts = [encode_prompt(tokenizer, task.prompt) for task in questions]
                 splits[name] = Questions(name, questions, states_of(model, prompts, int(tokenizer.pad_token_id)))
@@ -188,9 +198,14 @@ def choice(rule: str, tau: float) -> Any:
 
 
 def _other_rules(
-    heads: FamiliarityHeads, initial: FamiliarityHeads, dev: Questions, profile: EnsembleProfile, seed: int
+    heads: FamiliarityHeads,
+    initial: FamiliarityHeads,
+    dev: Questions,
+    fit: Questions,
+    profile: EnsembleProfile,
+    seed: int,
 ) -> dict[str, tuple[str, Decide]]:
-    """The other rules on the co-evolved agents (what is fitted, on the dev questions), and the agents as they began.
+    """The other rules on the co-evolved agents (what is learnt, from training questions), and the agents as they began.
 
     `warm`: the start of the loop, untrained heads over the warm agents, so all of them vote. `warm:single-best` is their
     best on the dev questions, `warm:routed` the co-evolved router over them: what the router alone is worth.
@@ -207,10 +222,9 @@ def _other_rules(
     for rule in ("top-1", "top-2", "all"):
         found[SAME_AGENTS + rule] = (SERVED, by_familiarity(fused, lam, choice(rule, tau)))
     found[f"{SAME_AGENTS}random"] = (SERVED, at_random(count, seed))
-    order = np.random.default_rng(seed).permutation(len(dev.tasks))
     for rule in LEARNED:
-        router = LearnedRouter(rule, count, dev.states)
-        router.learn(dev.states[order], now[order])
+        router = LearnedRouter(rule, count, fit.states)
+        router.learn(fit.states, fit.held[SERVED].rewards)
         router.linucb.alpha = 0.0
         found[SAME_AGENTS + rule] = (SERVED, by_learned(router))
     return found

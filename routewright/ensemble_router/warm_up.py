@@ -47,16 +47,15 @@ def base_model(
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """The base model and its tokenizer, frozen and in evaluation mode; kept in `folder` once a pretraining is done."""
     config = profile.backbone
-    tokenizer: PreTrainedTokenizerBase
-    if (folder / "model.safetensors").is_file():
+    if config.source == "architecture":
+        if not (folder / "model.safetensors").is_file():
+            made, own = _from_config(config, tasks, seed)
+            if profile.pretrain:
+                pretrain(made, own, tasks, profile.pretrain, seed)
+            own.save_pretrained(folder)
+            made.save_pretrained(folder)
+        # read back the first time too: in memory it has another dtype and place than for a run that resumes
         config = BackboneSection(source="path", name=str(folder), frozen_layers=0, dtype=config.dtype)
-    elif config.source == "architecture":
-        model, tokenizer = _from_config(config, tasks, seed)
-        if profile.pretrain:
-            pretrain(model, tokenizer, tasks, profile.pretrain, seed)
-        tokenizer.save_pretrained(folder)
-        model.save_pretrained(folder)
-        return model.eval().requires_grad_(False), tokenizer
     model, tokenizer = load_backbone(config, [], seed)
     model = model.to(resolve_dtype(config.dtype))
     if torch.cuda.is_available():

@@ -113,11 +113,11 @@ def load_bounds(path: Path) -> GateBounds:
         return GateBounds.model_validate(given)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a YAML file of gate bounds") from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         raise BadInput(f"{path}: {'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
 
 
 def promotion_gates(

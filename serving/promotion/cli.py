@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 promotion_app = typer.Typer()
 
 RouterArgument = Annotated[
-    Literal["search-router", "step-router", "ensemble-router"], typer.Argument(help="Which router.")
+    Literal["search-router", "step-router", "ensemble-router"],
+    typer.Argument(metavar="ROUTER", help="search-router, step-router or ensemble-router."),
 ]
 DeployOption = Annotated[
     Path | None,

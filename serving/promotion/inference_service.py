@@ -111,12 +111,12 @@ def load_deployment(path: Path) -> Deployment:
         raise BadInput(
             f"{path}: cannot be read ({error.strerror}), expected a YAML file with namespace, service, …"
         ) from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         reason = fault["msg"].removeprefix("Value error, ")
         raise BadInput(f"{path}: {'.'.join(map(str, fault['loc'])) or 'content'}: {reason}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
 
 
 def check_size(size: int, deployment: Deployment) -> None:

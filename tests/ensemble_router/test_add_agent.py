@@ -132,8 +132,8 @@ GOOD = {"query": "q", "outcome": {"counter": 1.0}}
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"query": "q", "outcome": {"speller": 1.0}}], "outcome: expected at least one query with an outcome of agent 'co"),
-        ([], "expected at least one query with an outcome of agent 'counter', found none"),
+        ([{"query": "q", "outcome": {"speller": 1.0}}], "log.jsonl: outcome: no query has one of agent 'counter'"),
+        ([], r"no query has one of agent 'counter', expected lines such as \{"),
         ([{"query": "q", "outcome": {"counter": 1.0, "adder": 1.0}}], "is never better or worse than the others"),
         ([GOOD, {"query": "q", "outcome": {"counter": 7}}], r"query 2: outcome\.counter: expected less than or equal to 1"),
         ([GOOD, {"query": 7, "outcome": {"counter": 1}}], "query 2: query: expected a valid string"),

@@ -170,7 +170,12 @@ def test_an_adapter_that_does_not_fit_the_base(model: Any, tmp_path: Path) -> No
 
 
 def test_names_and_prompts_that_cannot_be_used() -> None:
-    for names, told in ((["red"], "at least two"), (["red", "red"], "different names"), (["a.b", "c"], "without dots")):
+    for names, told in (
+        (["red"], "at least two"),
+        (["red", "red"], "different names"),
+        (["a.b", "c"], "without dots"),
+        (["a/b", "c"], "slashes"),
+    ):
         with pytest.raises(BadInput, match=told):
             add_adapters(base(), names, LORA, seed=0)
     with pytest.raises(BadInput, match="empty prompt"):

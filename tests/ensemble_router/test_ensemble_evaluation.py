@@ -20,7 +20,7 @@ from routewright.ensemble_router.held_out import Held, always, outcome
 from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
 from routewright.ensemble_router.results import EnsembleResults
 from routewright.ensemble_router.router import load_ensemble_router
-from routewright.ensemble_router.tasks import Task, write_tasks
+from routewright.ensemble_router.tasks import Task, read_tasks, write_tasks
 from routewright.errors import BadInput
 from routewright.evaluation.summary import Summary
 
@@ -86,6 +86,15 @@ def test_every_rule_has_its_row(done: Path) -> None:
     gates = {gate.name: gate for gate in summary.gates}
     assert "accuracy − co-evolved:classifier's, lower end" in gates
     assert gates["accuracy − top-1's, lower end"].bound == 0.0
+
+
+def test_rules_are_fitted_on_training_questions_with_the_router_s_number_of_answers(done: Path) -> None:
+    lines = (done / "evaluation" / "answers" / "familiarity-fit.jsonl").read_text().splitlines()
+    kept = [json.loads(line) for line in lines]
+    train = {task.id for task in read_tasks(done / "dataset" / "train.jsonl")}
+    assert {line["id"] for line in kept} <= train
+    assert len(kept) == min(len(train), tiny().coevolve.budget // 2)  # of two agents
+    assert not (done / "evaluation" / "answers" / "warm-fit.jsonl").exists()
 
 
 def test_results_agree_with_the_kept_answers(done: Path) -> None:

@@ -61,6 +61,16 @@ def test_each_adapter_prefers_its_domain_and_the_base_stays(tmp_path: Path) -> N
     assert all(torch.equal(value, before[key]) for key, value in kept.state_dict().items())
 
 
+def test_a_run_that_resumes_begins_with_the_same_base(tmp_path: Path) -> None:
+    content = profile().model_dump()
+    content["backbone"]["dtype"] = "bfloat16"
+    other = EnsembleProfile.model_validate(content)
+    first, _ = base_model(other, TASKS, tmp_path, seed=0)
+    again, _ = base_model(other, TASKS, tmp_path, seed=0)
+    assert first.dtype == again.dtype == torch.bfloat16
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in first.state_dict().items())
+
+
 def test_a_seed_gives_the_same_adapters(tmp_path: Path) -> None:
     made = []
     for _ in range(2):

@@ -141,7 +141,7 @@ def check(placement: Path, *more: str, pipeline: str = "search-router") -> tuple
     if isinstance(result.exception, BadInput):
         raise result.exception
     assert result.exception is None or isinstance(result.exception, StageFailed), result.exception
-    findings = [line.partition(": ") for line in result.output.splitlines() if line[0] in "✓✗?"]
+    findings = [line.partition(": ") for line in result.stdout.splitlines() if line[0] in "✓✗?"]
     return int(result.exception is not None), {what[2:]: f"{what[0]} {found}" for what, _, found in findings}
 
 

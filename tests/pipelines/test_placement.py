@@ -208,6 +208,11 @@ def with_stage(fields: str, defaults: str = "{}") -> str:
         (with_stage("{run_as_user: routewright}"), "field stages.train.run_as_user: Input should be a valid integer"),
         (with_stage("{env: {OPENAI_API_KEY: sk-1}}"), "env.OPENAI_API_KEY: expected no secret here"),
         (with_stage("{secrets: [{name: llm, env: {}}]}"), "field stages.train.secrets.0.env: Dictionary should"),
+        (
+            with_stage("{secrets: [{name: llm, env: {A: key, B: key}}]}"),
+            "env: expected each key for one variable, found key",
+        ),
+        (with_stage("{config_maps: [{name: a, env: {A: k, B: k}}]}"), "config_maps.0: env: expected each key for one"),
         (with_stage("{config_maps: [{name: a}]}"), "field stages.train.config_maps.0: expected either env or mount"),
         (with_stage("{work: {claim: lost, mount: /work}}"), "field stages.train: claim lost is not under claims"),
         (with_stage("{work: {claim: work, mount: work}}"), "field stages.train.work.mount: String should match"),

@@ -50,7 +50,7 @@ def schedule(*arguments: object) -> str:
     if isinstance(result.exception, Exception):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout  # stderr has what the fake server says when a client leaves
 
 
 def recurring(kfp: KfpApi) -> dict[str, Any]:
@@ -178,6 +178,7 @@ def test_every_page_of_schedules_is_listed(kfp: KfpApi, file: Path) -> None:
         ("placement: single-gpu", "placement: moon", "schedule.yaml: placement 'moon' does not exist"),
         ("seed: 3", "seed: three", "schedule.yaml: parameter seed: expected a whole number, got 'three'"),
         ("name: weekly", "name: [", "schedule.yaml: not YAML"),
+        ("name: weekly", "name: 2026-13-45", r"schedule.yaml: not YAML \(month must be in 1..12\)"),
     ],
 )
 def test_a_faulty_file_names_the_field(kfp: KfpApi, file: Path, old: str, new: str, sentence: str) -> None:

@@ -78,7 +78,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_a_dry_run_shows_parameters_stages_and_gpu_hours_without_a_cluster(placement: str) -> None:
-    lines = run(*SEARCH, "--placement", placement, "--param", "seed=7", "--dry-run").output.splitlines()
+    lines = run(*SEARCH, "--placement", placement, "--param", "seed=7", "--dry-run").stdout.splitlines()
     assert lines[0].startswith("pipeline search-router, placement pools, version search-router-pools-")
     assert lines[1] == "service account trainer"
     assert '  pool = "aws-docs"' in lines
@@ -98,7 +98,7 @@ def test_a_dry_run_shows_parameters_stages_and_gpu_hours_without_a_cluster(place
 def test_stated_prices_and_expected_hours_make_a_cost(placement: str, tmp_path: Path) -> None:
     costs = tmp_path / "costs.yaml"
     costs.write_text("{currency: EUR, prices: {A100: 2.0, h100: 3.5}, hours: {sft: 0.5}}")
-    lines = run(*SEARCH, "--placement", placement, "--costs", str(costs), "--dry-run").output.splitlines()
+    lines = run(*SEARCH, "--placement", placement, "--costs", str(costs), "--dry-run").stdout.splitlines()
     source = "(from expected hours where stated, else the timeouts of one attempt)"
     # 4 × 0.5 h and 4 × 1.5 h; 2 × 2.0 + 6 × 3.5
     assert lines[-2:] == [f"GPU-hours: 8 {source}", f"cost of the GPUs: 25.00 EUR {source}"]
@@ -111,8 +111,8 @@ def test_stated_prices_and_expected_hours_make_a_cost(placement: str, tmp_path: 
 def test_gpu_hours_that_nothing_states_are_not_made_up(tmp_path: Path) -> None:
     endless = tmp_path / "endless.yaml"
     endless.write_text(PLACEMENT.replace("timeout_s: 7200", "timeout_s: null"))
-    lines = run(*SEARCH, "--placement", str(endless), "--dry-run").output.splitlines()
-    assert lines[-1] == "GPU-hours: not known, sft have neither timeout_s nor expected hours"
+    lines = run(*SEARCH, "--placement", str(endless), "--dry-run").stdout.splitlines()
+    assert lines[-1] == "GPU-hours: not known, neither timeout_s nor expected hours for sft"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,7 @@ def test_gpu_hours_that_nothing_states_are_not_made_up(tmp_path: Path) -> None:
         ("{currency: EUR, price: {}}", r"costs.yaml: field prices: Field required"),
         ("{currency: EUR, prices: {}, hours: {train: 1}}", r"field hours.train: no such stage, expected one of sft, rl$"),
         ("[", r"costs.yaml: not YAML"),
+        ("{currency: 2026-13-45, prices: {}}", r"costs.yaml: not YAML \(month must be in 1..12\)"),
         (None, r"costs.yaml: cannot be read \(No such file"),
     ],
 )
@@ -185,7 +186,7 @@ def test_an_unknown_pipeline_and_an_unknown_placement_are_bad_input(placement: s
 
 
 def test_a_run_is_started_with_typed_parameters_and_its_stages_are_told(placement: str, kfp: KfpApi) -> None:
-    output = run_here(kfp, placement, "--param", "seed=7", "--wait", "--run-name", "first").output
+    output = run_here(kfp, placement, "--param", "seed=7", "--wait", "--run-name", "first").stdout
     (started,) = kfp.kept["runs"].values()
     assert started["runtime_config"]["parameters"] == {
         "deploy": "", "pool": "aws-docs", "profile": "gpu", "promote": False, "query_log": "", "seed": 7
@@ -250,7 +251,7 @@ def test_a_cancelled_run_ends_the_wait(placement: str, kfp: KfpApi) -> None:
 
 def test_an_endpoint_that_is_away_for_a_moment_does_not_end_the_wait(placement: str, kfp: KfpApi) -> None:
     kfp.flaky = [503, 500, 429]
-    assert run_here(kfp, placement, "--wait").output.endswith("succeeded\n")
+    assert run_here(kfp, placement, "--wait").stdout.endswith("succeeded\n")
     assert kfp.flaky == []
     kfp.flaky = [503] * 30
     with pytest.raises(StageFailed, match=r"does not show the run \(503 .*; the run goes on: http"):
@@ -302,7 +303,7 @@ def test_a_pod_uses_its_account_and_a_single_user_kfp_needs_no_namespace(
     (tmp_path / "token").write_text(server.token + "\n")
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", "https://kfp.example/pipeline/")
-    output = run(*SEARCH, "--placement", placement, "--host", server.url).output
+    output = run(*SEARCH, "--placement", placement, "--host", server.url).stdout
     server.close()
     assert output.split(": ")[1].startswith("https://kfp.example/pipeline/#/runs/details/run-")
     assert server.token not in output

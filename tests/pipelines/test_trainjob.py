@@ -204,6 +204,16 @@ def test_a_busy_api_server_does_not_end_the_training(server: TrainApi, manifest:
     assert server.failures["GET"] == []
 
 
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_pod_that_goes_or_has_no_log_does_not_end_the_training(
+    server: TrainApi, manifest: dict[str, Any], capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    server.log_failures = [status]
+    run_train_job(job(manifest))
+    assert server.log_failures == []
+    assert capsys.readouterr().out.splitlines()[1:] == ["step 1", "step 2", "step 3"]
+
+
 @pytest.mark.parametrize(
     ("status", "sentence"),
     [

@@ -22,7 +22,7 @@ STAMP = "2026-01-01T00:00:{:02d}.000000000Z"
 
 class TrainApi(StandIn):
     """``log`` holds the first node's lines, ``cut`` after how many of them each connection breaks, ``verdict`` how a job
-    ends; ``failures`` are statuses that the next requests of a verb get."""
+    ends; ``failures`` are statuses that the next requests of a verb get, ``log_failures`` those for a log."""
 
     def __init__(self, validator: jsonschema.Draft202012Validator | None) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -33,6 +33,7 @@ class TrainApi(StandIn):
         self.cut: list[int] = []
         self.verdict: tuple[str, str] | None = ("Complete", "all nodes are done")
         self.failures: dict[str, list[int]] = {"GET": [], "POST": [], "DELETE": []}
+        self.log_failures: list[int] = []
         self.selectors: set[str] = set()
         self.was_created = threading.Event()
         self._reads = 0
@@ -44,7 +45,10 @@ class TrainApi(StandIn):
                 body = self.body()
                 with server._lock:
                     if self.path.partition("?")[0].endswith("/log"):
-                        server.send_log(self)
+                        if server.log_failures:
+                            self.send(*refusal(server.log_failures.pop(0), "as the test wants it"))
+                        else:
+                            server.send_log(self)
                         return
                     answer = server.handle(self.command, self.path, json.loads(body) if body else None, validator)
                 self.send(*answer)

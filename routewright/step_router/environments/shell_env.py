@@ -130,7 +130,7 @@ def _source(path: Path) -> str:
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         value = tomllib.loads(path.read_text()) if path.suffix == ".toml" else yaml.safe_load(path.read_text())
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise BadInput(f"{path}: not readable as {path.suffix[1:].upper()}: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
         raise BadInput(f"{path}: expected fields and values, got {type(value).__name__}")
