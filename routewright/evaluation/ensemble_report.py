@@ -190,8 +190,8 @@ def _same_section(results: EnsembleResults) -> Section:
     caption = (
         "The same rules on the agents that co-evolved with the familiarity router; what has to be fitted learns from "
         "training questions, with as many answers as the router had (at most 4,096 questions), the single best comes from "
-        "the dev questions. warm:single-best and warm:routed leave the agents as they began; the latter has the co-evolved router, "
-        "so familiarity minus warm:routed is what the agents learnt."
+        "the dev questions. warm:single-best and warm:routed leave the agents as they began; the latter has the co-evolved "
+        "router, so familiarity minus warm:routed is what the agents learnt."
     )
     return Section("All rules on the co-evolved agents", _table([row for row in results.rows if row.name in names]), caption)
 
