@@ -224,7 +224,9 @@ def publish(folder: Path, out: Path) -> None:
     Safetensors writes weights that only their owner reads, and a server runs as somebody else.
     """
     for file in folder.rglob("*"):
-        file.chmod(file.stat().st_mode | (0o555 if file.is_dir() else 0o444))
+        mode, readable = file.stat().st_mode, 0o555 if file.is_dir() else 0o444
+        if mode & readable != readable:  # only its owner may change it, and a finished folder may be another user's
+            file.chmod(mode | readable)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.exists():
         shutil.rmtree(out)
