@@ -7,6 +7,7 @@ game's facts instead, which needs no compiler and costs milliseconds.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -123,8 +124,18 @@ def make_game(spec: GameSpec, cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:  # complete or absent, whoever makes it at the same time
         game.save(os.path.join(folder, "game.json"))
+        _in_order(Path(folder, "game.json"))
         os.replace(os.path.join(folder, "game.json"), path)
     return path
+
+
+def _in_order(file: Path) -> None:
+    """Sort what textworld saves in the order of a set, which differs from process to process: one game, one digest."""
+    game = json.loads(file.read_text(encoding="utf-8"))
+    game["grammar"]["names_to_exclude"].sort(key=str)
+    for quest in game["quests"]:
+        quest["fail_events"].sort(key=json.dumps)
+    file.write_text(json.dumps(game), encoding="utf-8")
 
 
 @cache

@@ -142,18 +142,20 @@ def test_games_are_cached(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name in os.listdir(games) if not name.endswith(".json")] == []
 
 
-def test_another_process_makes_the_same_game(games: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", [QUEST, COOKING])
+def test_another_process_makes_the_same_game(games: Path, tmp_path: Path, task: str) -> None:
     code = (
         "import sys\nfrom pathlib import Path\n"
         "from routewright.step_router.environments.textworld_env import GameSpec, make_game\n"
         "make_game(GameSpec.parse(sys.argv[1]), Path(sys.argv[2]))\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code, QUEST, str(tmp_path)], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", code, task, str(tmp_path)], check=True, env=environment)
+    assert make_game(GameSpec.parse(task), games).read_bytes() == (tmp_path / f"{task}.json").read_bytes()
     seen = []
     for folder in (games, tmp_path):
         environment_ = TextWorldEnvironment(folder)
-        seen.append([environment_.reset(QUEST, 0), follow_teacher(environment_)])
+        seen.append([environment_.reset(task, 0), follow_teacher(environment_)])
     assert seen[0] == seen[1]
 
 
