@@ -12,7 +12,7 @@ Starts `routewright serve` on loopback and measures, by default all but dtype an
 - dtype (with --dataset and --examples of the model's run): milliseconds of the search router's decision in float32,
   bfloat16 and int8 (dynamic, linear layers), in turn; how many test queries get the same agents as in float32, and the
   NDCG@10 lost, with its paired interval. What is served is `fastest_dtype()`, which measures the machine at the start.
-- memory: the server's resident set before and after many requests.
+- memory: the server's resident set before and after many requests, and how it rises over their last half.
 - hostile: malformed bodies, none of which may get a 5xx; a good request is decided as before.
 """
 
@@ -264,12 +264,21 @@ async def many(server: Server, router: str, count: int) -> int:
     return done
 
 
-def memory(server: Server, router: str, count: int) -> dict[str, float]:
-    """Megabytes after a tenth of the requests, when every cache is filled, and after all of them."""
+def memory(server: Server, router: str, count: int) -> dict[str, Any]:
+    """Megabytes after a tenth of the requests, when every cache is filled, and after each twentieth of all of them.
+
+    ``slope_mb`` is the least-squares rise over the last half, in megabytes per 1,000 requests.
+    """
     asyncio.run(many(server, router, count // 10))
-    before = server.megabytes()
-    answered = asyncio.run(many(server, router, count))
-    return {"requests": count, "answered": answered, "before_mb": before, "after_mb": server.megabytes()}
+    seen, answered, part = [server.megabytes()], 0, max(1, count // 20)
+    for _ in range(20):
+        answered += asyncio.run(many(server, router, part))
+        seen.append(server.megabytes())
+    slope = float(np.polyfit(np.arange(11) * part / 1000, seen[10:], 1)[0])
+    return {
+        "requests": 20 * part, "answered": answered, "before_mb": seen[0], "after_mb": seen[-1], "slope_mb": slope,
+        "seen_mb": seen,
+    }  # fmt: skip
 
 
 def hostile(server: Server, router: str, count: int) -> dict[str, Any]:

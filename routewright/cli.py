@@ -274,6 +274,7 @@ def serve(
     redact: Annotated[Literal["none", "hash", "drop"], typer.Option(help="What the log keeps of a query.")] = "none",
     epsilon: Annotated[float, typer.Option(min=0, max=1, help="Share of decisions drawn at random, to learn from.")] = 0.0,
     epsilon_cap: Annotated[float, typer.Option(min=0, max=1, help="At most this share of 1,000 is drawn.")] = 1.0,
+    epsilon_agents: Annotated[int, typer.Option(min=1, max=64, help="Agents of the largest set that is drawn.")] = 3,
     deadline_ms: Annotated[int, typer.Option(min=1, max=60000, help="No request waits longer.")] = 2000,
 ) -> None:
     """Serve a trained router over HTTP and gRPC until Ctrl-C or SIGTERM."""
@@ -289,7 +290,7 @@ def serve(
         raise BadInput(f"serve: {error.name} is not installed, pip install 'routewright[serve]' brings it") from None
     run_server(
         router, model, host=host, port=port, grpc_port=grpc_port, log=log, redaction=redact, epsilon=epsilon,
-        epsilon_cap=epsilon_cap, deadline_s=deadline_ms / 1000, say=typer.echo,
+        epsilon_cap=epsilon_cap, epsilon_agents=epsilon_agents, deadline_s=deadline_ms / 1000, say=typer.echo,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from routewright.client import EnsembleDecision
 from routewright.ensemble_router.router import load_ensemble_router
 from serving.decision_log import Redaction, redact
-from serving.exploration import Exploration, agents_propensity
+from serving.exploration import Exploration
 from serving.input_drift import RunningDrift, route_reference
 from serving.predictor import Answer, Timing
 
@@ -76,23 +76,22 @@ class EnsembleRouterPredictor:
     def _answer(self, instance: EnsembleInstance, found: Any) -> Answer:
         names = self.agents
         greedy = [names.index(name) for name in found.agents]
-        taken, draw = greedy, self.exploration.draw()
-        if draw.explore:
-            taken = [self.exploration.random.randrange(len(names))]
-        agents = [names[i] for i in taken]
+        draw = self.exploration.draw_agents(greedy, len(names))
+        agents = sorted((names[i] for i in draw.taken), key=lambda name: -found.familiarity[name])
         sent = EnsembleDecision(
             request_id="",
             model_version=self.model_version,
             agents=agents,
             familiarity=found.familiarity,
-            cumulative=found.familiarity[agents[0]] if draw.explore else found.cumulative,
+            cumulative=sum(found.familiarity[name] for name in agents) if draw.explore else found.cumulative,
         )
         return Answer(
             decision={**vars(sent)},
             agents=agents,
             explored=draw.explore,
-            propensity=agents_propensity(taken, greedy, len(names), draw.epsilon),
+            propensity=draw.propensity,
             epsilon=draw.epsilon,
+            largest=draw.largest,
             drift=None if self.drift is None else self.drift.add(names[greedy[0]]),
             context=instance,
         )

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from routewright.errors import BadInput
-from routewright.evaluation.drift import population_stability_index
+from routewright.evaluation.drift import ROUTES, population_stability_index
 
-REFERENCE = "routes.json"
 WINDOW = 500
 _EVERY = 25  # decisions between two scores
 
@@ -39,7 +38,7 @@ class RunningDrift:
 
 def route_reference(folder: Path, agents: Sequence[str]) -> dict[str, int] | None:
     """How often each agent was the first choice on the reference queries, from routes.json; None without that file."""
-    path = folder / REFERENCE
+    path = folder / ROUTES
     if not path.is_file():
         return None
     try:

@@ -80,6 +80,8 @@ def document(predictor: Predictor) -> dict[str, Any]:
         datatype={"const": "BYTES"},
         data={"type": "array", "items": texts, "description": "Each the JSON text of a decision."},
     )
+    feedback = named(Feedback)
+    schemas[Feedback.__name__]["properties"]["outcome"]["propertyNames"] = {"enum": list(router.agents)}
     name = router.name
     decided = object_of(["predictions"], predictions={"type": "array", "items": named(router.decision)})
     inferred = object_of(
@@ -106,7 +108,7 @@ def document(predictor: Predictor) -> dict[str, Any]:
         ),
         "/v1/feedback": post(
             "Say what came of a decision",
-            named(Feedback),
+            feedback,
             answers("Logged.", object_of(["accepted"], accepted={"const": True}), 400, 404, 408, 413, 415),
         ),
         "/": get("Is the server alive?", object_of(["status"], status={"const": "alive"})),

@@ -32,6 +32,7 @@ from serving.refusal import Refused, not_ready
 INPUT, OUTPUT = "instance", "decision"
 MAX_BATCH = 16
 MAX_WAITING = 256
+MAX_DIMENSIONS = 8  # of a tensor
 _WARM_UPS = 5
 
 
@@ -57,6 +58,8 @@ class Answer:
     abstained: bool = False
     escalated: bool = False
     drift: float | None = None
+    largest: int | None = None
+    """Up to this many agents, exploration could have asked any set; None where it could not."""
 
 
 class ServedRouter(Protocol):
@@ -177,6 +180,7 @@ class Predictor(kserve.Model):
         return [*sent]
 
     def _line(self, answer: Answer, now: str) -> dict[str, Any]:
+        support = {} if answer.largest is None else {"largest": answer.largest}
         return {
             **self.router.logged(answer, self._key),
             "request_id": answer.decision["request_id"],
@@ -185,6 +189,7 @@ class Predictor(kserve.Model):
             "explored": answer.explored,
             "propensity": answer.propensity,
             "epsilon": answer.epsilon,
+            **support,
             "timestamp": now,
         }
 
@@ -284,7 +289,8 @@ def tensor_elements(request: InferRequest) -> list[bytes]:
         if output.name != OUTPUT:
             raise BadInput(f"outputs: expected only {OUTPUT}")
     elements = split_bytes(tensor._raw_data) if tensor._raw_data is not None else _listed(tensor)
-    if any(size < 0 for size in tensor.shape) or math.prod(tensor.shape) != len(elements):
+    # a product of very many sizes would take minutes
+    if len(tensor.shape) > MAX_DIMENSIONS or any(s < 0 for s in tensor.shape) or math.prod(tensor.shape) != len(elements):
         raise BadInput(f"inputs[0].shape: expected the shape of {len(elements)} elements")
     return elements
 

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from routewright.errors import BadInput
 from serving.instances import MAX_BODY_BYTES, parse_json, parse_model
 from serving.openapi import document
-from serving.predictor import Predictor, Stopwatch
+from serving.predictor import MAX_DIMENSIONS, Predictor, Stopwatch
 from serving.refusal import Refused, not_ready
 
 BODY_TIMEOUT_S = 10.0
@@ -38,7 +38,7 @@ class InferTensor(BaseModel):
     model_config = ConfigDict(strict=True)
 
     name: str
-    shape: list[int] = Field(max_length=8)
+    shape: list[int] = Field(max_length=MAX_DIMENSIONS)
     datatype: str
     parameters: dict[str, Any] | None = None
     data: list[Any] | None = None

@@ -16,7 +16,7 @@ from routewright.client import SearchDecision
 from routewright.errors import BadInput
 from routewright.search_router.router import load_router
 from serving.decision_log import Redaction, redact
-from serving.exploration import Exploration, agents_propensity
+from serving.exploration import Exploration
 from serving.input_drift import RunningDrift, route_reference
 from serving.predictor import Answer, Timing
 
@@ -41,7 +41,14 @@ class SearchInstance(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    query: Annotated[str, Field(min_length=1, description="What a person asks; its first 4,000 characters count.")]
+    query: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="What a person asks; its first 4,000 characters count.",
+            json_schema_extra={"pattern": r"\S"},
+        ),
+    ]
     reference_date: Annotated[
         date | None,
         BeforeValidator(_day),
@@ -109,13 +116,12 @@ class SearchRouter:
     def _answer(self, instance: SearchInstance, day: date, decided: Any) -> Answer:
         names = self.router.names
         greedy = [names.index(name) for name in decided.agents]
-        taken, draw = greedy, self.exploration.draw()
+        draw = self.exploration.draw_agents(greedy, len(names))
         if draw.explore:
-            taken = [self.exploration.random.randrange(len(names))]
             decided = replace(
                 decided,
-                agents=[names[i] for i in taken],
-                bitmask="".join("1" if i in taken else "0" for i in range(len(names))),
+                agents=sorted((names[i] for i in draw.taken), key=lambda name: -decided.scores[name]),
+                bitmask="".join("1" if i in draw.taken else "0" for i in range(len(names))),
                 abstained=False,
             )
         sent = decided.to_json()
@@ -124,8 +130,9 @@ class SearchRouter:
             agents=decided.agents,
             abstained=decided.abstained,
             explored=draw.explore,
-            propensity=agents_propensity(taken, greedy, len(names), draw.epsilon),
+            propensity=draw.propensity,
             epsilon=draw.epsilon,
+            largest=draw.largest,
             drift=None if self.drift is None else self.drift.add(names[greedy[0]]),
             context=(instance, day),
         )

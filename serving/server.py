@@ -18,7 +18,7 @@ import uvicorn
 
 from routewright.errors import BadInput
 from serving.decision_log import DecisionLog, Redaction, open_log
-from serving.exploration import Exploration
+from serving.exploration import LARGEST, Exploration
 from serving.grpc_server import grpc_server
 from serving.predictor import Predictor, ServedRouter
 from serving.protocol import protocol_of
@@ -156,11 +156,12 @@ def serve(
     redaction: Redaction = "none",
     epsilon: float = 0.0,
     epsilon_cap: float = 1.0,
+    epsilon_agents: int = LARGEST,
     deadline_s: float = 2.0,
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve a model folder until told to stop; ``grpc_port`` 0 is none, ``port`` 0 any. BadInput: folder, port or log."""
-    served = load_served(router, model, Exploration(epsilon, epsilon_cap), redaction)
+    served = load_served(router, model, Exploration(epsilon, epsilon_cap, largest=epsilon_agents), redaction)
     http = listening_socket(host, port, "--port")
     if grpc_port:
         listening_socket(host, grpc_port, "--grpc-port").close()  # gRPC binds for itself, and says little when it cannot

@@ -51,7 +51,8 @@ class OffPolicyEstimate(BaseModel):
     explored: float
     """Share of the decisions whose propensity is below 1."""
     unsupported: float
-    """Mean candidate probability of actions that the log cannot hold, as its policy was certain of another one."""
+    """Mean candidate probability of actions that the log cannot hold: its policy was certain of another one, or its
+    exploration never draws so many agents."""
     logged: Estimate
     mean_weight: Estimate | None = None
     ips: Estimate | None = None
@@ -132,11 +133,13 @@ def off_policy_estimate(
     expected: ArrayLike | None = None,
     min_decisions: int = MIN_DECISIONS,
     min_effective: float = MIN_EFFECTIVE,
+    never_drawn: ArrayLike | None = None,
 ) -> OffPolicyEstimate:
     """All estimates of a candidate from n logged decisions, and whether to believe them.
 
     ``rewards`` in [0, 1], ``propensities`` in (0, 1] (exploration included) and ``candidate`` in [0, 1], the candidate's
-    probability of the logged action, are (n,); ``predicted`` and ``expected`` as in ``doubly_robust``, both or neither.
+    probability of the logged action, are (n,); ``predicted`` and ``expected`` as in ``doubly_robust``, both or neither;
+    ``never_drawn`` (n,) in [0, 1], where it is known, the candidate's probability of what exploration never draws.
     Refuses (``conclusive`` False) without exploration, where the candidate takes actions that the log cannot hold, and
     below the least number of decisions or the least effective sample size. ValueError for malformed vectors.
     """
@@ -146,11 +149,12 @@ def off_policy_estimate(
     pi = _vector(candidate, "candidate probability", 0, 1, p.size)
     r = _vector(rewards, "reward", 0, 1, p.size)
     w = importance_weights(pi, p)
+    never = _vector(np.zeros(p.size) if never_drawn is None else never_drawn, "probability never drawn", 0, 1, p.size)
     found: dict[str, Any] = {
         "n": p.size,
         "effective_sample_size": effective_sample_size(w),
         "explored": float((p < 1).mean()),
-        "unsupported": float(np.where(p == 1, 1 - pi, 0).mean()),
+        "unsupported": float(np.where(p == 1, 1 - pi, never).mean()),
         "logged": _estimate(r.mean(), r),
     }
     if (p == 1).all():
@@ -161,6 +165,8 @@ def off_policy_estimate(
         return OffPolicyEstimate(conclusive=False, reason=reason, **found)
     if not w.any():
         reason = f"the candidate takes none of the {p.size} logged actions, so the log says nothing about it"
+        if never.mean() > MAX_UNSUPPORTED:
+            reason = _never_drawn(float(never.mean()))
         return OffPolicyEstimate(conclusive=False, reason=reason, **found)
     found |= {"mean_weight": _estimate(w.mean(), w), "ips": ips(r, w), "snips": snips(r, w)}
     if predicted is not None and expected is not None:
@@ -170,30 +176,42 @@ def off_policy_estimate(
     else:
         value = float((w * r).sum() / w.sum())
         found |= {"gain": _estimate(value - r.mean(), w * (r - value) / w.mean() - (r - r.mean()))}
-    refusal = _refusal(w, found["n"], found["effective_sample_size"], found["unsupported"], min_decisions, min_effective)
+    shares = float(never.mean()), float(np.where(p == 1, 1 - pi, 0).mean())
+    refusal = _refusal(w, found["effective_sample_size"], *shares, min_decisions, min_effective)
     reason = refusal or f"{p.size} decisions, an effective {found['effective_sample_size']:.0f} of them"
     return OffPolicyEstimate(conclusive=not refusal, reason=reason, **found)
 
 
-def _refusal(w: np.ndarray, n: int, effective: float, unsupported: float, min_n: int, min_effective: float) -> str:
+def _never_drawn(share: float) -> str:
+    return (
+        f"for {share:.1%} of the traffic the candidate asks more agents than exploration ever draws, expected at most "
+        f"{MAX_UNSUPPORTED:.0%}: draw larger sets"
+    )
+
+
+def _refusal(w: np.ndarray, effective: float, never: float, certain: float, min_n: int, min_effective: float) -> str:
     """Why nothing may be concluded; empty where it may."""
+    n = w.size
     if n < min_n:
         return f"only {n} decisions with an outcome, expected at least {min_n}"
+    if never > MAX_UNSUPPORTED:
+        return _never_drawn(never)
     if effective < min_effective:
         return (
             f"the effective sample size is {effective:.0f} of {n} decisions, expected at least {min_effective:.0f}: the "
             "candidate differs too much from the logged policy, explore more or collect longer"
         )
-    if unsupported > MAX_UNSUPPORTED:
+    if certain > MAX_UNSUPPORTED:
         return (
-            f"for {unsupported:.1%} of the traffic the candidate takes actions that were logged without exploration, "
+            f"for {certain:.1%} of the traffic the candidate takes actions that were logged without exploration, "
             f"expected at most {MAX_UNSUPPORTED:.0%}"
         )
     error = float(w.std(ddof=1)) / np.sqrt(n)
     if abs(w.mean() - 1) > MAX_BALANCE_ERRORS * error + 1e-9:
+        untried = f"for about {1 - w.mean():.0%} of the traffic the candidate takes actions that exploration never tries"
         return (
-            f"the mean weight is {w.mean():.3f} ± {error:.3f} where 1 is expected: the propensities are wrong, or the "
-            "candidate takes actions that exploration never tries"
+            f"the mean weight is {w.mean():.3f} ± {error:.3f} where 1 is expected: the propensities are wrong"
+            f"{f', or {untried}' if w.mean() < 1 else ''}"
         )
     return ""
 
@@ -234,7 +252,8 @@ def estimate_from_log(
     the others are a fair sample.
 
     ``candidate`` gives {request id: {action: probability}} (sums to 1; actions left out have probability 0),
-    ``outcome_model`` {request id: {action: q(x, a)}} for the logged action and all that the candidate takes. BadInput where
+    ``outcome_model`` {request id: {action: q(x, a)}} for the logged action and all that the candidate takes. What the
+    candidate asks beyond an entry's ``largest`` is what exploration never draws. BadInput where
     no entry is usable or a request id is missing from either.
     """
     used = usable_entries(entries)
@@ -250,6 +269,7 @@ def estimate_from_log(
     pi: list[float] = []
     predicted: list[float] = []
     expected: list[float] = []
+    never: list[float] = []
     for entry in used:
         name, action = str(entry.request_id), action_of(entry) or frozenset()
         if name not in candidate:
@@ -263,6 +283,8 @@ def estimate_from_log(
         rewards.append(reward_of(entry) or 0.0)
         propensities.append(entry.propensity or 0.0)
         pi.append(told.get(action, 0.0))
+        beyond = sum(p for a, p in told.items() if entry.largest is not None and len(a) > entry.largest)
+        never.append(min(1.0, beyond))
         if outcome_model is not None:
             q = outcome_model.get(name, {})
             missing = [a for a in (action, *told) if a not in q]
@@ -274,7 +296,7 @@ def estimate_from_log(
             predicted.append(q[action])
             expected.append(sum(p * q[a] for a, p in told.items()))
     q_logged, q_candidate = (predicted, expected) if outcome_model is not None else (None, None)
-    return off_policy_estimate(rewards, propensities, pi, q_logged, q_candidate, min_decisions, min_effective)
+    return off_policy_estimate(rewards, propensities, pi, q_logged, q_candidate, min_decisions, min_effective, never)
 
 
 def outcome_predictions(

@@ -22,7 +22,8 @@ class QueryLogEntry(BaseModel):
 
     ``start``/``end`` are the closed interval of days asked for, ``qrels`` {agent: {document: grade >= 0}}, ``outcome``
     {agent: 0..1}, ``decision`` the router's answer as it was sent, ``propensity`` the probability in (0, 1] with which
-    the logged action was taken, exploration included.
+    the logged action was taken, exploration included, ``largest`` the number of agents up to which exploration could have
+    asked any set instead.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -41,6 +42,7 @@ class QueryLogEntry(BaseModel):
     decision: dict[str, Any] | None = None
     explored: bool = False
     propensity: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    largest: Annotated[int, Field(ge=1)] | None = None
     timestamp: AwareDatetime | None = None
 
     @model_validator(mode="after")

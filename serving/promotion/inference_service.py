@@ -101,6 +101,14 @@ class Deployment(_Strict):
     volumes: dict[str, str] = Field(default={}, description="{folder of MLflow's artifacts: persistent volume claim}")
     canary: Canary = Canary()
 
+    @model_validator(mode="after")
+    def _variables_have_one_value(self) -> Deployment:
+        if "STORAGE_URI" in {*self.env, *self.secret_env}:
+            raise ValueError("expected no STORAGE_URI in env or secret_env, the promotion sets it")
+        if both := sorted(set(self.env) & set(self.secret_env)):
+            raise ValueError(f"expected {both[0]} in env or in secret_env, found it in both")
+        return self
+
 
 def load_deployment(path: Path) -> Deployment:
     """The deployment in a YAML file; BadInput names file and field."""

@@ -38,6 +38,7 @@ from serving.promotion.rollout import (
     connect_cluster,
     deployed,
     reachable,
+    redeploy,
     restore,
     roll_out,
 )
@@ -304,18 +305,30 @@ def roll_back(router: Router, deployment: Deployment | None, say: Say) -> str:
     if registry.CHAMPION not in now:
         raise BadInput(f"model '{router}': no version has the alias {registry.CHAMPION}, nothing to roll back")
     if deployment is not None:
-        restore(connect_cluster(), deployment, say)
+        taken_back = restore(connect_cluster(), deployment, say)
         live = look_at(deployment)
         served = "" if live is None else annotation(live, VERSION)
         if served == now[registry.CHAMPION]:
             # What was taken back had not become the champion: a rollout under way, or the aliases were done before.
-            if registry.CHALLENGER in now:
-                registry.drop_challenger(client, router, now[registry.CHALLENGER])
-            return f"version {served} is the champion and has all traffic"
+            if taken_back or registry.CHALLENGER in now or registry.PREVIOUS not in now:
+                registry.drop_challenger(client, router, now.get(registry.CHALLENGER, ""))
+                return f"version {served} is the champion and has all traffic"
+            served = deploy_previous(client, router, deployment, say)
         say(f"version {served} has all traffic")
     champion = registry.restore_previous(client, router)
     told = "" if deployment is not None else "; no deployment was given, so nothing served was touched"
     return f"version {champion.version} is the champion again{told}"
+
+
+def deploy_previous(client: MlflowClient, router: Router, deployment: Deployment, say: Say) -> str:
+    """Serve the version ``previous`` again, from the registry, where the service does not know it; that version."""
+    version = registry.version_at(client, router, registry.PREVIOUS)
+    assert version is not None
+    uri = registry.concrete_uri(client, router, version.version, deployment.volumes)
+    spec = predictor(deployment, router, version.version, version.digest, uri)
+    say(f"version {version.version} starts again, and has all traffic once it is ready")
+    redeploy(connect_cluster(), deployment, inference_service(deployment, spec))
+    return version.version
 
 
 def look_at(deployment: Deployment) -> dict[str, Any] | None:

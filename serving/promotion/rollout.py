@@ -10,7 +10,8 @@ import copy
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -164,7 +165,7 @@ def change(api: Any, deployment: Deployment, edit: Callable[[Object], None], exp
 
         def request(body: Object = body) -> Any:
             return api.replace_namespaced_custom_object(
-                *_address(deployment), deployment.service, body, _request_timeout=_REQUEST_S
+                *_address(deployment), deployment.service, body, field_validation="Strict", _request_timeout=_REQUEST_S
             )
 
         try:
@@ -248,7 +249,10 @@ class _Worse(Exception):
 
 
 def _create(api: Any, deployment: Deployment, manifest: Object) -> Any:
-    return api.create_namespaced_custom_object(*_address(deployment), manifest, _request_timeout=_REQUEST_S)
+    # Strict: an unknown field is refused by name, which the server would otherwise drop without a word.
+    return api.create_namespaced_custom_object(
+        *_address(deployment), manifest, field_validation="Strict", _request_timeout=_REQUEST_S
+    )
 
 
 def _settled(api: Any, deployment: Deployment, outcome: Literal["deployed", "unchanged"], reason: str) -> Rollout:
@@ -448,12 +452,33 @@ def restore(api: Any, deployment: Deployment, say: Say) -> str:
     Takes back a rollout that is under way, else the last one. BadInput where there is no way back; StageFailed where the
     previous version did not become ready (traffic then stays where it is).
     """
-    try:
+    with _finished_by_the_next(deployment):
         live = deployed(api, deployment)
         if live is None:
             raise BadInput(f"{deployment.service}: not deployed in namespace {deployment.namespace}, nothing to roll back")
         check_mode(live, deployment)
         return (_restore_knative if deployment.mode == "Knative" else _restore_standard)(api, deployment, live, say)
+
+
+def redeploy(api: Any, deployment: Deployment, manifest: Object) -> None:
+    """Give all traffic to the manifest's predictor, without steps, once it is ready; until then it stays where it is.
+
+    The way back in Knative mode where the object has none: what an aborted rollout left says only which version had all
+    traffic before that one. StageFailed where the predictor does not become ready.
+    """
+    with _finished_by_the_next(deployment):
+        live = deployed(api, deployment)
+        expected, left = ("", "") if live is None else (annotation(live, PREDICTOR), annotation(live, VERSION))
+        marks = _own_marks(manifest)
+        change(api, deployment, lambda found: _put(found, marks, {ROLLED_BACK: left}), expected)
+        wait(api, deployment, _latest_not_ready)
+
+
+@contextmanager
+def _finished_by_the_next(deployment: Deployment) -> Iterator[None]:
+    """StageFailed where the new state does not come, or nobody answers; both are finished by the same command again."""
+    try:
+        yield
     except NotReady as error:
         raise StageFailed(
             f"the rollback of {deployment.service} is not finished: {error}; start it again to go on"
@@ -472,6 +497,7 @@ def _restore_knative(api: Any, deployment: Deployment, live: Object, say: Say) -
     if not annotation(live, PREVIOUS):
         _no_way_back(live, deployment)
         if percent is None:
+            wait(api, deployment, _latest_not_ready)
             return ""
     else:
         marks = json.loads(annotation(live, PREVIOUS))

@@ -219,19 +219,22 @@ def test_redaction_keeps_the_query_out_of_the_log(
     assert json.loads(text)["redacted"] == redaction
 
 
-def test_exploration_draws_one_agent_with_its_propensity(ensemble: Callable[..., Predictor], tmp_path: Path) -> None:
-    """ε = 0.6, 3 agents, the router's choice a single one: P(its choice) = 0.4 + 0.2, P(each other) = 0.2."""
+def test_exploration_draws_sets_of_agents_with_their_propensity(ensemble: Callable[..., Predictor], tmp_path: Path) -> None:
+    """ε = 0.6, 3 agents, the router's choice a single one: two changes add one, two exchange it; or any set of 1 to 3."""
     predictor = ensemble(epsilon=0.6, log=FileLog(tmp_path / "d.jsonl"))
     for _ in range(12):
         for row in decided(predictor, *[SPELL[0]] * 20):
-            assert len(row["agents"]) == 1
-            assert row["cumulative"] == row["familiarity"][row["agents"][0]]
+            assert row["cumulative"] == pytest.approx(sum(row["familiarity"][agent] for agent in row["agents"]))
     lines = [json.loads(line) for line in (tmp_path / "d.jsonl").read_text(encoding="utf-8").splitlines()]
-    counts = Counter(line["decision"]["agents"][0] for line in lines)
-    expected = {"speller": 0.6, "adder": 0.2, "stranger": 0.2}
-    assert {line["decision"]["agents"][0]: line["propensity"] for line in lines} == pytest.approx(expected)
-    for agent, p in expected.items():
-        assert counts[agent] / 240 == pytest.approx(p, abs=4 * (p * (1 - p) / 240) ** 0.5)
+    assert {line["largest"] for line in lines} == {3}
+    counts = Counter(frozenset(line["decision"]["agents"]) for line in lines)
+    told = {frozenset(line["decision"]["agents"]): line["propensity"] for line in lines}
+    assert told[frozenset({"speller"})] == pytest.approx(0.4 + 0.6 * (1 / 9) / 2)
+    assert told[frozenset({"speller", "adder"})] == pytest.approx(0.6 * (1 / 4 + 1 / 9) / 2)
+    assert told[frozenset({"adder", "stranger"})] == pytest.approx(0.6 * (1 / 9) / 2)
+    assert sum(told.values()) == pytest.approx(1)
+    for agents, p in told.items():
+        assert counts[agents] / 240 == pytest.approx(p, abs=4 * (p * (1 - p) / 240) ** 0.5)
 
 
 def test_decisions_are_counted_for_each_agent(ensemble: Callable[..., Predictor]) -> None:

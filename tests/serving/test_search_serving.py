@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -361,20 +362,26 @@ def test_redaction_keeps_the_query_s_words_out_of_the_log(
 
 
 def test_exploration_is_logged_with_its_propensity(serve: Callable[..., Predictor], tmp_path: Path) -> None:
-    """P(action) by hand: ε/3 for an agent that was drawn, 1 − ε more for the router's own; frequencies agree."""
+    """Sets of agents are drawn; each propensity is that of the set in the log, and frequencies agree."""
     path = tmp_path / "d.jsonl"
     predictor = serve(log=FileLog(path), epsilon=0.6)
     for _ in range(20):
         rows = ask(predictor, {"instances": [{"query": "lawn"}] * 30}).json()["predictions"]
-        assert all(row["bitmask"].count("1") == len(row["agents"]) == 1 for row in rows)
-        assert {"garden": "010", "kitchen": "100", "office": "001"}[rows[0]["agents"][0]] == rows[0]["bitmask"]
+        for row in rows:
+            assert row["bitmask"] == "".join("01"[name in row["agents"]] for name in predictor.router.agents)
+            assert row["agents"] == sorted(row["agents"], key=lambda name: -row["scores"][name])
     logged = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(logged) == 600
-    share = {}
-    for agent, propensity in (("garden", 0.4 + 0.2), ("kitchen", 0.2), ("office", 0.2)):
-        mine = [row for row in logged if row["decision"]["agents"] == [agent]]
-        assert {round(row["propensity"], 9) for row in mine} == {round(propensity, 9)}
-        share[agent] = len(mine) / 600
-        assert share[agent] == pytest.approx(propensity, abs=0.08)  # 4 standard errors
+    assert {(row["epsilon"], row["largest"]) for row in logged} == {(0.6, 3)}
+    shares = Counter(frozenset(row["decision"]["agents"]) for row in logged)
+    told = {frozenset(row["decision"]["agents"]): row["propensity"] for row in logged}
+    own = frozenset({"garden"})
+    # from one agent of three: two added, two exchanged; or any set, its size even from 1 to 3
+    assert told[own] == pytest.approx(0.4 + 0.6 * (1 / 9) / 2)
+    assert told[frozenset({"office"})] == pytest.approx(0.6 * (1 / 4 + 1 / 9) / 2)
+    assert told[frozenset({"kitchen", "office"})] == pytest.approx(0.6 * (1 / 9) / 2)
+    assert told[frozenset(predictor.router.agents)] == pytest.approx(0.6 * (1 / 3) / 2)
+    assert sum(told.values()) == pytest.approx(1)
+    for agents, propensity in told.items():
+        assert shares[agents] / 600 == pytest.approx(propensity, abs=0.08)  # 4 standard errors
     assert all(row["explored"] for row in logged if row["decision"]["agents"] != ["garden"])
-    assert {row["epsilon"] for row in logged} == {0.6}

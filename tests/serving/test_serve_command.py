@@ -144,11 +144,12 @@ def test_grpc(server: Server) -> None:
             "inputs[0].datatype": request(text, datatype="FP32"),
             "inputs: expected": request(text, datatype="NONSENSE"),
             "inputs[0].shape": request(text, shape=[7]),
+            "inputs[0].shape: expected the shape of 1": request(text, shape=[2**62] * 100_000),
             "inputs: expected one tensor": ModelInferRequest(model_name="search-router"),
         }
         for said, asked in faulty.items():
             with pytest.raises(grpc.RpcError) as error:
-                stub.ModelInfer(asked)
+                stub.ModelInfer(asked, timeout=30)
             assert (error.value.code(), error.value.details()[: len(said)]) == (grpc.StatusCode.INVALID_ARGUMENT, said)
         with pytest.raises(grpc.RpcError) as error:
             stub.ModelInfer(ModelInferRequest(model_name="other"))

@@ -1,7 +1,9 @@
 """A small Kubernetes API server over real HTTP: InferenceServices, strictly validated, and a controller that acts on them.
 
-Unknown fields are errors, as on a strict server. The controller plays KServe in both modes: revisions and their traffic,
-canaries, conditions, ``observedGeneration``. It moves on at every read of the object, so nothing depends on the clock.
+Unknown fields are errors, as on a strict server, and clients must ask for that; so are two entries of one key in a list
+that is a map, an object of another kind or name than its address, and a request without the account's token. The
+controller plays KServe in both modes: revisions and their traffic, canaries, conditions, ``observedGeneration``. It moves
+on at every read of the object, so nothing depends on the clock.
 """
 
 from __future__ import annotations
@@ -13,27 +15,18 @@ import re
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import jsonschema
 import yaml
+from crd_schemas import strict
 from stand_in import StandIn, StandInHandler
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT.parent / "shared" / "crds" / "inferenceservices.serving.kserve.io.json.gz"
 COLLECTION = "/apis/serving.kserve.io/v1beta1/namespaces/models/inferenceservices"
 MODE = "serving.kserve.io/deploymentMode"
-
-
-def strict(schema: Any) -> Any:
-    """The CRD's schema as JSON schema in which fields it does not name are errors."""
-    if isinstance(schema, list):
-        return [strict(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: strict(value) for key, value in schema.items()}
-    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
-        found.setdefault("additionalProperties", bool(found.get("x-kubernetes-preserve-unknown-fields")))
-    return found
+TOKEN = "very-secret"
 
 
 def inference_service_schema() -> dict[str, Any]:
@@ -67,7 +60,10 @@ class ApiServer(StandIn):
             def _answer(self) -> None:
                 body = self.body()
                 with server._lock:
-                    status, answer = server.handle(self.command, self.path, json.loads(body) if body else None)
+                    if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                        status, answer = refusal(401, "Unauthorized")
+                    else:
+                        status, answer = server.handle(self.command, self.path, json.loads(body) if body else None)
                 self.send(status, answer)
 
             do_GET = do_POST = do_PUT = _answer
@@ -80,14 +76,15 @@ class ApiServer(StandIn):
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
             "clusters": [{"name": "test", "cluster": {"server": self.url}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-            "users": [{"name": "test", "user": {"token": "very-secret"}}],
+            "users": [{"name": "test", "user": {"token": TOKEN}}],
         }  # fmt: skip
         path.write_text(yaml.safe_dump(config))
         return path
 
     def handle(self, verb: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        name = path.partition("?")[0].removeprefix(COLLECTION).strip("/")
-        if not path.startswith(COLLECTION):
+        place = urlsplit(path)
+        name = place.path.removeprefix(COLLECTION).strip("/")
+        if not re.fullmatch(re.escape(COLLECTION) + r"(/[^/]+)?", place.path):
             return refusal(404, "the server could not find the requested resource")
         if self.failures and verb != "GET":
             return refusal(self.failures.pop(0), "as the test wants it")
@@ -96,8 +93,11 @@ class ApiServer(StandIn):
                 return refusal(404, f"{name} not found")
             self.act(self.objects[name])
             return 200, copy.deepcopy(self.objects[name])
+        if parse_qs(place.query).get("fieldValidation") != ["Strict"]:
+            return refusal(400, "this server drops unknown fields unless fieldValidation=Strict")
         faults = [f"{'.'.join(map(str, f.path))}: {f.message}" for f in self._schema.iter_errors(body)]
-        faults += label_faults(body["metadata"])
+        faults += label_faults(body["metadata"]) + address_faults(body, name or body["metadata"]["name"])
+        faults += repeated_keys(body, self._schema.schema)
         if faults:
             return refusal(422, f"InferenceService is invalid: {faults[0]}")
         if verb == "POST":
@@ -198,6 +198,32 @@ def label_faults(metadata: dict[str, Any]) -> list[str]:
     faults = [f"metadata.labels: {text!r}" for text in metadata.get("labels", {}).values() if not value.fullmatch(text)]
     names = [*metadata.get("labels", {}), *metadata.get("annotations", {})]
     return faults + [f"metadata: {name!r}" for name in names if not key.fullmatch(name)]
+
+
+def address_faults(body: dict[str, Any], name: str) -> list[str]:
+    """Where an object is not what its address says."""
+    expected = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService"}
+    found = {key: body.get(key) for key in expected}
+    faults = [f"{key}: {found[key]!r} is not {expected[key]!r}" for key in expected if found[key] != expected[key]]
+    metadata = {"name": name, "namespace": "models"}
+    return faults + [f"metadata.{key}" for key, value in metadata.items() if body["metadata"].get(key) != value]
+
+
+def repeated_keys(value: Any, schema: dict[str, Any], where: str = "") -> list[str]:
+    """Lists that are maps by their schema and hold two entries of one key, as two variables of one name."""
+    if isinstance(value, dict):
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        parts = {key: known.get(key, others if isinstance(others, dict) else {}) for key in value}
+        return [fault for key in value for fault in repeated_keys(value[key], parts[key], f"{where}.{key}")]
+    if not isinstance(value, list):
+        return []
+    entry = schema.get("items", {})
+    faults = [fault for i, item in enumerate(value) for fault in repeated_keys(item, entry, f"{where}[{i}]")]
+    if names := schema.get("x-kubernetes-list-map-keys"):
+        defaults = {name: schema["items"]["properties"][name].get("default") for name in names}
+        keys = [tuple(item.get(name, defaults[name]) for name in names) for item in value]
+        faults += [f"{where}: {key} is there twice" for key in {key for key in keys if keys.count(key) > 1}]
+    return faults
 
 
 def refusal(status: int, message: str) -> tuple[int, dict[str, Any]]:

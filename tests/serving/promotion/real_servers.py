@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,14 +66,12 @@ def postgresql(folder: Path) -> Iterator[str]:
         user = next((name for name in ("postgres", "nobody") if name in {entry.pw_name for entry in pwd.getpwall()}), None)
         if user is None:
             pytest.skip("there is no user to run PostgreSQL as")
-    data, log, port = folder / "postgresql", folder / "postgresql.log", free_port()
-    data.mkdir()
-    if user:
-        for place in (folder, *folder.parents[:2]):
-            place.chmod(place.stat().st_mode | 0o111)
-        shutil.chown(data, user)
-    settings = {"cwd": data, "user": user}
-    with log.open("wb") as out:
+    log, port = folder / "postgresql.log", free_port()
+    # Not below pytest's folder, which every other pytest that starts closes again to other users.
+    with tempfile.TemporaryDirectory(prefix="postgresql-", ignore_cleanup_errors=True) as data, log.open("wb") as out:
+        if user:
+            shutil.chown(data, user)
+        settings = {"cwd": data, "user": user}
         made = subprocess.run(
             [programs / "initdb", "-D", data, "-U", "mlflow", "--auth=trust", "--no-sync"],
             stdout=out, stderr=out, **settings,  # type: ignore[call-overload]
@@ -81,9 +80,9 @@ def postgresql(folder: Path) -> Iterator[str]:
             pytest.skip(f"initdb does not work here: {log.read_text()[-300:]}")
         command = [programs / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", "", "-F"]
         process = subprocess.Popen(command, stdout=out, stderr=out, **settings)  # type: ignore[call-overload]
-    with ended(process):
-        until(lambda: listens(port), process, "PostgreSQL", log)
-        yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/postgres"
+        with ended(process):
+            until(lambda: listens(port), process, "PostgreSQL", log)
+            yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/postgres"
 
 
 @contextlib.contextmanager

@@ -114,6 +114,12 @@ def test_a_model_too_large_for_the_storage_initializer_is_not_deployed() -> None
         ({"replicas": 3}, "deploy.yaml: replicas: Extra inputs"),
         ({"canary": {"steps": [5, 25]}}, r"deploy.yaml: canary: expected steps that rise to 100, found \[5, 25\]"),
         ({"canary": {"steps": [50, 5, 100]}}, "deploy.yaml: canary: expected steps that rise to 100"),
+        ({"env": {"STORAGE_URI": "s3://other"}}, "deploy.yaml: content: expected no STORAGE_URI in env or secret_env, the"),
+        ({"secret_env": {"STORAGE_URI": "a/b"}}, "deploy.yaml: content: expected no STORAGE_URI in env or secret_env"),
+        (
+            {"env": {"HF_TOKEN": "x", "A": "y"}, "secret_env": {"HF_TOKEN": "hub/token"}},
+            "deploy.yaml: content: expected HF_TOKEN in env or in secret_env, found it in both",
+        ),
         (
             {"canary": {"pages": {"candidate": "ftp://x", "champion": "http://y"}}},
             "deploy.yaml: canary.pages.candidate: String should match",

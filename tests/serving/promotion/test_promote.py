@@ -129,6 +129,36 @@ def test_a_model_that_never_becomes_ready_leaves_everything_as_it_was(
     assert cluster.objects[NAME]["metadata"]["annotations"]["routewright/model-version"] == "1"
 
 
+@pytest.mark.parametrize("mode", ["Knative", "Standard"])
+def test_after_an_aborted_rollout_the_champion_can_still_be_rolled_back(
+    cluster: ApiServer, store, tmp_path, monkeypatch, capsys, mode: str
+) -> None:
+    same_run(monkeypatch)
+    deploy = deploy_file(tmp_path, mode=mode)
+    for version in ("m1", "m2"):
+        call(monkeypatch, "promote", NAME, "--run", write_search_run(tmp_path / version, version), "--deploy", deploy)
+    three = write_search_run(tmp_path / "m3", "m3")
+
+    def only(*versions: str) -> None:
+        monkeypatch.setattr(cluster, "_ready", lambda spec: spec["labels"]["routewright/model-version"] in versions)
+
+    only("1", "2")
+    assert call(monkeypatch, "promote", NAME, "--run", three, "--deploy", deploy) == 1
+    assert registry.aliases(store, NAME) == {"champion": "2", "previous": "1"}
+    only("2")
+    assert call(monkeypatch, "rollback", NAME, "--deploy", deploy) == 1, "version 1 does not become ready"
+    assert "rollback of search-router is not finished" in capsys.readouterr().err
+    assert registry.aliases(store, NAME) == {"champion": "2", "previous": "1"}
+    only("1", "2")
+    cluster.objects[NAME]["status"].pop("observedGeneration")  # the controller looks again
+    for told in ("version 1 is the champion again", "version 1 is the champion and has all traffic"):
+        assert call(monkeypatch, "rollback", NAME, "--deploy", deploy) == 0
+        assert told in capsys.readouterr().out
+        assert registry.aliases(store, NAME) == {"champion": "1"}
+        assert cluster.objects[NAME]["metadata"]["annotations"]["routewright/model-version"] == "1"
+        assert [state.split()[-1] for state in cluster.history[-1]] == ["100"]
+
+
 class Killed(Exception):
     pass
 

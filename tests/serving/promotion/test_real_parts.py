@@ -19,6 +19,7 @@ from real_servers import ACCESS, SECRET, mlflow_server, postgresql, s3_server
 
 from routewright import model_registry as registry
 from routewright import tracking
+from routewright.client import SearchRouterClient
 
 NAME, BUCKET = "search-router", "mlflow"
 
@@ -55,6 +56,7 @@ def test_from_a_trained_router_to_a_rollback(
     cluster: ApiServer, search_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import boto3
+    from test_serve_command import Server
 
     from routewright.search_router.router import load_router
 
@@ -89,10 +91,25 @@ def test_from_a_trained_router_to_a_rollback(
             folder = download(s3, second, tmp_path / "served")
             digest = cluster.objects[NAME]["metadata"]["annotations"]["routewright/model-digest"]
             assert registry.folder_digest(folder) == digest == registry.folder_digest(two / "model")
-            decision = load_router(folder).decide("clean the oven", date(2025, 6, 15))
-            assert decision == load_router(two / "model").decide("clean the oven", date(2025, 6, 15))
+            # KServe runs this on the folder that the storage initializer has filled.
+            server = Server(NAME, folder)
+            with SearchRouterClient(server.url) as asked:
+                decision = asked.decide("clean the oven", date(2025, 6, 15))
+            assert server.stop() == (0, "stopped\n", "")
+            expected = load_router(two / "model").decide("clean the oven", date(2025, 6, 15))
+            assert (decision.agents, decision.scores) == (expected.agents, pytest.approx(expected.scores, abs=1e-5))
             assert decision.model_version == "second-0.8"
             assert (folder / "MODEL_CARD.md").read_text().startswith("# Search router second-0.8")
+
+            # A third version whose pods never become ready: the canary is taken back, nothing else has changed.
+            three = run_with(search_folder, tmp_path / "three", 0.7)
+            with monkeypatch.context() as patched:
+                patched.setattr(cluster, "_ready", lambda spec: spec["labels"]["routewright/model-version"] != "3")
+                assert call(monkeypatch, "promote", NAME, "--run", three, "--deploy", deploy) == 1
+            assert registry.aliases(client, NAME) == {"champion": "2", "previous": "1"}
+            assert (served_uri(cluster), cluster.history[-1]) == (second, (f"{second} 100",))
+            told = json.loads((three / "promotion" / "decision.json").read_text())
+            assert (told["outcome"], told["version"], told["gate"]) == ("aborted", "3", False)
 
             assert call(monkeypatch, "rollback", NAME, "--deploy", deploy) == 0
             assert served_uri(cluster) == first

@@ -187,6 +187,36 @@ def test_what_the_server_refuses(cluster: ApiServer, api: Any, status: int, kind
     assert "very-secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda made: made["spec"]["predictor"]["containers"][0].update(imagePullPolice="Always"), "'imagePullPolice' was"),
+        (
+            lambda made: made["spec"]["predictor"]["containers"][0]["env"].append({"name": "STORAGE_URI", "value": "s3://x"}),
+            r"\.spec\.predictor\.containers\[0\]\.env: \('STORAGE_URI',\) is there twice",
+        ),
+        (lambda made: made.update(kind="InferenceGraph"), "kind: 'InferenceGraph' is not 'InferenceService'"),
+        (lambda made: made["metadata"].update(namespace="other"), "metadata.namespace"),
+        (lambda made: made["metadata"]["labels"].update(bad="with blanks"), "metadata.labels: 'with blanks'"),
+    ],
+)
+def test_a_faulty_object_is_refused_by_name(cluster: ApiServer, api: Any, fault: Any, message: str) -> None:
+    deployment = deployment_with()
+    made = inference_service(deployment, predictor(deployment, "search-router", "1", DIGEST, "s3://b/1"))
+    fault(made)
+    with pytest.raises(StageFailed, match=rf"refused to create search-router: InferenceService is invalid: .*{message}"):
+        roll_out(api, deployment, made, lambda line: None)
+    assert cluster.writes == []
+
+
+def test_an_account_without_its_token(cluster: ApiServer) -> None:
+    from kubernetes import client
+
+    configuration = client.Configuration(host=cluster.url)
+    with pytest.raises(BadInput, match=r"may not get inferenceservices in namespace models \(401 Unauthorized\)"):
+        promote(client.CustomObjectsApi(client.ApiClient(configuration)), "Knative", "1")
+
+
 def test_a_server_that_is_down() -> None:
     from kubernetes import client
 
