@@ -23,12 +23,12 @@ from routewright.ensemble_router.familiarity import (
     FamiliarityHeads,
     familiarity,
     load_heads,
-    save_heads,
     warn_of_margin,
 )
-from routewright.ensemble_router.router import ADAPTERS, EnsembleRouter, load_ensemble_router
+from routewright.ensemble_router.router import ADAPTERS, EnsembleRouter, load_ensemble_router, save_whole
 from routewright.ensemble_router.tasks import fault
 from routewright.errors import BadInput
+from routewright.evaluation.drift import ROUTES
 from routewright.pools.decision_log import read_decisions
 from routewright.pools.query_log import QueryLogEntry
 
@@ -68,7 +68,8 @@ def add_agent(model: Path, log: Path, out: Path, name: str, adapter: Path | None
         if adapter is not None:
             attach_adapter(router.model, partial / ADAPTERS, adapter, name)
         told = train_head(heads, states, torch.tensor([one.gain for one in logged]), router.lam, seed)
-        save_heads(heads, partial, {**description, "added": [*description.get("added", []), name]})
+        (partial / ROUTES).unlink(missing_ok=True)  # it counts first choices among the old agents
+        save_whole(heads, partial, {**description, "added": [*description.get("added", []), name]})
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -149,14 +150,13 @@ def attach_adapter(base: Any, adapters: Path, adapter: Path, name: str) -> None:
     for file in ADAPTER_FILES:
         if not (adapter / file).is_file():
             raise BadInput(f"adapter {adapter}: {file} is missing, expected a LoRA adapter's folder as PEFT writes it")
-    others = sorted(folder.name for folder in adapters.iterdir() if folder.is_dir())
     (adapters / name).mkdir()
     for file in ADAPTER_FILES:
         shutil.copyfile(adapter / file, adapters / name / file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PEFT and transformers talk of their own future
-            loaded = load_adapters(base, adapters, [*others, name])
+            loaded = load_adapters(base, adapters, [name])
     except BadInput as error:
         raise BadInput(str(error).replace(str(adapters / name), str(adapter))) from None
     # PEFT skips what it finds no place for

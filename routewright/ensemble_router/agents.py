@@ -1,4 +1,4 @@
-"""N agents as LoRA adapters on one base model, held once; generation for several agents in one batch.
+"""N agents as LoRA adapters on one base model, held once, or on several; generation for agents of one base in one batch.
 
 A prompt's keys and values are computed once and shared by its G samples, in generation and in the update.
 """
@@ -11,13 +11,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from routewright.config import LoraSection
 from routewright.errors import BadInput
 
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj"]
+"""Linear layers that get an adapter, those of them that an architecture has (Phi's are fused: the last two)."""
 GOING = 0.75
 """A batch is made smaller once no more than this share of its rows goes on."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model with the LoRA adapters of the agents that stand on it, ``names``, and its tokenizer.
+
+    ``engine``: vLLM's (`vllm_generation`), where that samples the answers that the agents learn from.
+    """
+
+    model: Any
+    tokenizer: PreTrainedTokenizerBase
+    names: list[str]
+    engine: Any = None
+
+    @property
+    def pad(self) -> int:
+        """The padding token."""
+        return int(self.tokenizer.pad_token_id)
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens that end an answer: the tokenizer's and the generation config's (a turn of Phi's ends with another one)."""
+        told = self.model.generation_config.eos_token_id
+        more = [] if told is None else [told] if isinstance(told, int) else told
+        return sorted({int(self.tokenizer.eos_token_id), *more})
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -33,9 +60,10 @@ def add_adapters(base: Any, names: Sequence[str], lora: LoraSection, seed: int) 
     """The base (frozen, in place) with a fresh LoRA adapter for each agent: B is 0, so all begin as the base."""
     from peft import LoraConfig, get_peft_model
 
-    check_names(names)
+    present = {name.rpartition(".")[2] for name, _ in base.named_modules()}
+    targets = [name for name in TARGETS if name in present]
     config = LoraConfig(
-        task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=TARGETS
+        task_type="CAUSAL_LM", r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets
     )
     model = None
     for number, name in enumerate(names):
@@ -60,7 +88,6 @@ def load_adapters(base: Any, folder: Path, names: Sequence[str]) -> Any:
     """The base with saved adapters; BadInput names an adapter that is missing or does not fit the base."""
     from peft import PeftModel
 
-    check_names(names)
     model = None
     for name in names:
         place = folder / name
@@ -140,7 +167,7 @@ def generate(
     samples: int,
     max_new_tokens: int,
     pad: int,
-    eos: int,
+    ends: Sequence[int],
     generator: torch.Generator,
     temperature: float = 1.0,
     top_k: int = 0,
@@ -148,8 +175,9 @@ def generate(
 ) -> Samples:
     """``samples`` completions of each prompt by the agent named beside it, in one batch.
 
-    Several agents in one batch are computed with PEFT's mixed batches (rows of one agent should stand together). Temperature
-    0 takes the likeliest token. What the caller's generator draws decides all, so a run can be resumed.
+    Several agents in one batch are computed with PEFT's mixed batches (rows of one agent should stand together). One of
+    ``ends`` ends a completion and belongs to it. Temperature 0 takes the likeliest token. What the caller's generator draws
+    decides all, so a run can be resumed.
     """
     if len(prompts) != len(agents):
         raise ValueError(f"expected one agent a prompt, found {len(agents)} for {len(prompts)}")
@@ -171,6 +199,7 @@ def generate(
     drawn = torch.full((rows, max_new_tokens), pad, device=device)
     answered = torch.zeros((rows, max_new_tokens), dtype=torch.bool, device=device)
     logs, nats = (torch.zeros((rows, max_new_tokens), device=device) for _ in range(2))
+    last = torch.tensor(list(ends), device=device)
     alive = torch.ones(rows, dtype=torch.bool, device=device)  # of the live rows, those without an end yet
     for step in range(max_new_tokens):
         log_p = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
@@ -180,7 +209,7 @@ def generate(
         logs[going, step] = log_p.gather(1, token[:, None])[alive, 0]
         nats[going, step] = -(log_p.exp() * log_p).sum(dim=-1)[alive]
         token = torch.where(alive, token, torch.full_like(token, pad))
-        before, alive = alive, alive & (token != eos)
+        before, alive = alive, alive & ~torch.isin(token, last)
         if not alive.any() or step == max_new_tokens - 1:
             break
         seen = torch.cat([seen, before[:, None]], dim=1)

@@ -32,11 +32,16 @@ def add_agent(
     from routewright.ensemble_router.add_agent import add_agent as attach
 
     told = attach(model, log, out, name, adapter, seed)
-    typer.echo(f"{name}: head trained for {told['steps']} steps on {told['queries']} queries with an outcome of its own")
+    typer.echo(f"{name}: head trained for {told['steps']} steps on {counted(told['queries'])} with an outcome of its own")
     for group, meaning in (("above", "at least as good as the average"), ("below", "worse than the average")):
         if told[group]:
             typer.echo(
-                f"familiarity where it is {meaning} ({told[group]['queries']} queries): "
+                f"familiarity where it is {meaning} ({counted(told[group]['queries'])}): "
                 f"{told[group]['before']:.3f} → {told[group]['after']:.3f}"
             )
     typer.echo(f"Serve it: routewright serve ensemble-router --model {out}")
+
+
+def counted(queries: int) -> str:
+    """1 query, 2 queries."""
+    return "1 query" if queries == 1 else f"{queries:,} queries"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from routewright.ensemble_router.agents import adapter_parameters
+from routewright.ensemble_router.agents import Base, adapter_parameters
 from routewright.ensemble_router.familiarity import FamiliarityHeads
 from routewright.ensemble_router.learned_rules import LearnedRouter
 from routewright.ensemble_router.profile import EnsembleProfile
@@ -31,18 +31,22 @@ class Kept:
 
 
 class CoevolutionState:
-    """Adapters (those of ``model``, in place), heads, an optimiser for each, buffers, counters and the sampling's RNG.
+    """Adapters (those of ``bases``, in place), heads, an optimiser for each, buffers, counters and the sampling's RNG.
 
-    ``learned``: the router of a rule that learns from rewards; the heads then stay as they began.
-    ``n``, ``nats`` and ``tokens`` (N,): queries routed to each agent, and the entropy and number of its generated tokens.
+    ``home``: the base that each agent stands on. ``width``: numbers of a query state. ``learned``: the router of a rule that
+    learns from rewards; the heads then stay as they began. ``n``, ``nats`` and ``tokens`` (N,): queries routed to each
+    agent, and the entropy and number of its generated tokens.
     """
 
-    def __init__(self, profile: EnsembleProfile, model: Any, seed: int, learned: LearnedRouter | None = None) -> None:
+    def __init__(
+        self, profile: EnsembleProfile, bases: Sequence[Base], seed: int, width: int, learned: LearnedRouter | None = None
+    ) -> None:
         a, r = profile.agents, profile.router
-        self.names, self.model, self.learned = a.names, model, learned
-        self.heads = FamiliarityHeads(2 * model.config.hidden_size, self.names, seed)
-        self.heads.to(next(model.parameters()).device)
-        self.parameters = {name: adapter_parameters(model, name) for name in self.names}
+        self.names, self.bases, self.learned = a.names, list(bases), learned
+        self.home = {name: number for number, base in enumerate(bases) for name in base.names}
+        self.heads = FamiliarityHeads(width, self.names, seed)
+        self.heads.to(next(bases[0].model.parameters()).device)
+        self.parameters = {name: adapter_parameters(bases[self.home[name]].model, name) for name in self.names}
         self.optimisers = {
             name: torch.optim.AdamW(own, lr=a.lr, betas=(0.9, 0.95), weight_decay=a.weight_decay)
             for name, own in self.parameters.items()
@@ -112,7 +116,7 @@ class CoevolutionState:
         adapters = {
             f"model/{key}": value
             for name in self.names
-            for key, value in self.model.named_parameters()
+            for key, value in self.bases[self.home[name]].model.named_parameters()
             if f".{name}." in key
         }
         return {**adapters, **{f"heads/{key}": value for key, value in self.heads.state_dict().items()}}

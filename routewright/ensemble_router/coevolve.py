@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,25 @@ from typing import Any
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from transformers import PreTrainedTokenizerBase
 
-from routewright.ensemble_router.activation import activated, gains, rank_scores, router_loss
-from routewright.ensemble_router.agents import activate, completion_log_probs, generate, left_padded, save_adapters
-from routewright.ensemble_router.baselines import top_k
+from routewright.ensemble_router.activation import gains, rank_scores, router_loss
+from routewright.ensemble_router.agents import Base, activate, completion_log_probs, generate, left_padded, save_adapters
 from routewright.ensemble_router.coevolution_state import CoevolutionState, Kept
-from routewright.ensemble_router.familiarity import familiarity, query_states, save_heads, warn_of_margin
+from routewright.ensemble_router.familiarity import (
+    familiarity,
+    query_states,
+    save_heads,
+    state_layers,
+    warn_of_margin,
+)
 from routewright.ensemble_router.learned_rules import EVERYBODY_EVERY, LEARNED, LearnedRouter, save_learned
 from routewright.ensemble_router.policy_loss import group_advantages, overlong_penalty, policy_loss
 from routewright.ensemble_router.profile import RULES, AgentsSection, EnsembleProfile
 from routewright.ensemble_router.prompts import completion_text, encode_prompt
 from routewright.ensemble_router.tasks import Task
+from routewright.ensemble_router.training_rules import choose, lambda_of, layers_of, margin_of, state_width
 from routewright.ensemble_router.verify import verify
+from routewright.ensemble_router.vllm_generation import generate_on_vllm
 from routewright.errors import BadInput
 
 SAMPLE, STATES_TOGETHER = 1024, 64
@@ -42,17 +48,6 @@ class Step:
     gain: np.ndarray
 
 
-def choose(rule: str, f: np.ndarray, s: np.ndarray, tau: float, generator: np.random.Generator) -> list[int]:
-    """The agents that answer a training query under a rule; `f` and `s` (N,)."""
-    if rule in ("top-1", "top-2"):
-        return top_k(s, int(rule[-1]))
-    if rule == "all":
-        return list(range(len(f)))
-    if rule == "random":
-        return [int(generator.integers(len(f)))]
-    return [0] if rule == "one-model" else activated(f, s, tau)
-
-
 def queries_of_step(step: int, size: int, tasks: int, seed: int) -> list[int]:
     """Numbers of the step's queries: every epoch runs through all tasks in an order of its own, in whole steps."""
     epoch, start = divmod(step * size, tasks - tasks % size or tasks)
@@ -63,44 +58,48 @@ def queries_of_step(step: int, size: int, tasks: int, seed: int) -> list[int]:
 def coevolve(
     profile: EnsembleProfile,
     tasks: Sequence[Task],
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
+    bases: Sequence[Base],
     folder: Path,
     rule: str,
     seed: int,
 ) -> dict[str, Any]:
-    """Train the warm agents of `model`, in place, and a router under one rule until the budget of answers is spent."""
+    """Train the warm agents of `bases`, in place, and a router under one rule until the budget of answers is spent.
+
+    The router reads the queries' states from the first base, whose adapters are off.
+    """
     if rule not in RULES:
         raise BadInput(f"rule {rule!r}: expected one of {', '.join(RULES)}")
     a, r, c = profile.agents, profile.router, profile.coevolve
-    warn_of_margin(a.count, r.lam, r.tau, margin_of(rule, profile))
+    lam = lambda_of(rule, profile)
+    warn_of_margin(a.count, lam, r.tau, margin_of(rule, profile))
     folder.mkdir(parents=True, exist_ok=True)
     identity = {"rule": rule, "seed": seed, "config_sha256": profile.training_digest}
-    prompts = [encode_prompt(tokenizer, task.prompt) for task in tasks]
+    prompts = [[encode_prompt(base.tokenizer, task.prompt) for task in tasks] for base in bases]
     learned = None
     if rule in LEARNED:
-        sample = prompts[:: max(1, len(prompts) // SAMPLE)]
-        learned = LearnedRouter(rule, a.count, states_of(model, sample, int(tokenizer.pad_token_id)))
-    state = CoevolutionState(profile, model, seed, learned)
+        learned = LearnedRouter(rule, a.count, states_of(bases[0], prompts[0][:: max(1, len(tasks) // SAMPLE)]))
+    state = CoevolutionState(profile, bases, seed, state_width(rule, bases[0]), learned)
     checkpoint, history = folder / CHECKPOINT, folder / HISTORY
     if checkpoint.is_file():
         state.load(checkpoint, identity)
     lines = history.read_text(encoding="utf-8").splitlines()[: state.count["step"]] if history.is_file() else []
     history.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    model.eval()
+    for base in bases:
+        base.model.eval()
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
         bar = progress.add_task(f"co-evolving {rule}, answers", total=c.budget, completed=state.count["answers"])
         while state.count["answers"] < c.budget:
-            step = _step(profile, tasks, prompts, tokenizer, state, rule, seed)
+            step = _step(profile, tasks, prompts, state, rule, seed)
             with history.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(_history_line(step, tasks, state)) + "\n")
             state.count["step"] += 1
             progress.update(bar, completed=state.count["answers"])
             if state.count["step"] % c.checkpoint_every == 0 or state.count["answers"] >= c.budget:
                 state.save(checkpoint, identity)
-    save_adapters(model, folder / "adapters")
+    for base in bases:
+        save_adapters(base.model, folder / "adapters")
     if learned is None:
-        save_heads(state.heads, folder / "router", {**identity, "lambda": r.lam, "tau": r.tau})
+        save_heads(state.heads, folder / "router", {**identity, "lambda": lam, "tau": r.tau})
     else:
         save_learned(learned, folder / "router", identity)
     done = {**identity, **state.count, "generated_tokens": int(state.tokens.sum())}
@@ -110,39 +109,35 @@ def coevolve(
     return done
 
 
-def margin_of(rule: str, profile: EnsembleProfile) -> float:
-    """m of the push; under `no-margin` 2, the largest distance there is: the push never stops."""
-    return 2.0 if rule == "no-margin" else profile.router.margin
-
-
-def states_of(model: Any, prompts: Sequence[list[int]], pad: int) -> np.ndarray:
-    """h(q) of each prompt from the backbone without adapters, float32 (n, 2H)."""
-    device = next(model.parameters()).device
+def states_of(
+    base: Base, prompts: Sequence[list[int]], layers: Callable[[int], tuple[int, ...]] = state_layers
+) -> np.ndarray:
+    """h(q) of each prompt from the base without adapters, float32, (n, 2H) of the paper's two layers."""
+    device = next(base.model.parameters()).device
     parts = []
-    with model.disable_adapter():
+    with base.model.disable_adapter():
         for begin in range(0, len(prompts), STATES_TOGETHER):
-            ids, mask = left_padded(prompts[begin : begin + STATES_TOGETHER], pad)
-            parts.append(query_states(model.get_base_model(), ids.to(device), mask.to(device)).cpu().numpy())
+            ids, mask = left_padded(prompts[begin : begin + STATES_TOGETHER], base.pad)
+            found = query_states(base.model.get_base_model(), ids.to(device), mask.to(device), layers)
+            parts.append(found.cpu().numpy())
     return np.concatenate(parts)
 
 
 def _step(
     profile: EnsembleProfile,
     tasks: Sequence[Task],
-    prompts: list[list[int]],
-    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[list[int]]],
     state: CoevolutionState,
     rule: str,
     seed: int,
 ) -> Step:
-    a, r, c, count, model = profile.agents, profile.router, profile.coevolve, state.count, state.model
-    pad = int(tokenizer.pad_token_id)
+    a, r, c, count = profile.agents, profile.router, profile.coevolve, state.count
     numbers = np.random.default_rng([seed, 1, count["step"]])
     queries = queries_of_step(count["step"], c.queries, len(tasks), seed)
-    device = next(model.parameters()).device
-    h = states_of(model, [prompts[query] for query in queries], pad)
+    device = next(state.heads.parameters()).device
+    h = states_of(state.bases[0], [prompts[0][query] for query in queries], layers_of(rule))
     d = state.heads(torch.from_numpy(h).to(device))
-    f = familiarity(d.detach(), r.lam).cpu().numpy()
+    f = familiarity(d.detach(), lambda_of(rule, profile)).cpu().numpy()
     c_ucb, w_ent = (0.0, 0.0) if rule == "no-exploration" else (r.c_ucb, r.w_ent)
     active = np.zeros(f.shape, dtype=bool)
     mean = state.mean_entropy()
@@ -158,7 +153,7 @@ def _step(
         active[row, chosen] = True
         state.n[chosen] += 1
     reward, gain = np.zeros(f.shape), np.zeros(f.shape, dtype=np.float32)
-    for agent, row, earned in _answers(a, tasks, prompts, tokenizer, state, queries, active):
+    for agent, row, earned in _answers(a, tasks, prompts, state, queries, active):
         reward[row, agent] = earned
     count["answers"] += int(active.sum())
     for row in range(len(queries)):
@@ -167,7 +162,7 @@ def _step(
     if learning and rule != "frozen-agents":
         for name in state.names:
             while len(state.buffers[name]) >= a.prompts:
-                _update(profile, state, prompts, pad, name, [state.buffers[name].pop() for _ in range(a.prompts)])
+                _update(profile, state, prompts, name, [state.buffers[name].pop() for _ in range(a.prompts)])
                 state.buffers[name].clear()  # what is left is older than this update
     if state.learned is not None:
         state.learned.learn(h, np.where(active, reward, np.nan))
@@ -185,35 +180,31 @@ def _step(
 def _answers(
     a: AgentsSection,
     tasks: Sequence[Task],
-    prompts: list[list[int]],
-    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[list[int]]],
     state: CoevolutionState,
     queries: list[int],
     active: np.ndarray,
 ) -> Iterator[tuple[int, int, float]]:
     """Agent, row and mean reward of every answer; those whose samples differ in reward go into the agent's buffer."""
-    pairs = [(int(agent), int(row)) for agent, row in np.argwhere(active.T)]
     together = max(1, a.rows // a.samples)
-    for begin in range(0, len(pairs), together):
-        part = pairs[begin : begin + together]
-        made = generate(
-            state.model,
-            [prompts[queries[row]] for _, row in part],
-            [state.names[agent] for agent, _ in part],
-            samples=a.samples,
-            max_new_tokens=a.max_new_tokens,
-            pad=int(tokenizer.pad_token_id),
-            eos=int(tokenizer.eos_token_id),
-            generator=state.generator,
-            temperature=a.temperature,
-            top_k=a.top_k,
-            top_p=a.top_p,
-        )
+    pairs = [(int(agent), int(row)) for agent, row in np.argwhere(active.T)]
+    own = [[pair for pair in pairs if state.home[state.names[pair[0]]] == number] for number in range(len(state.bases))]
+    for number, begin in [(number, begin) for number, some in enumerate(own) for begin in range(0, len(some), together)]:
+        base, part = state.bases[number], own[number][begin : begin + together]
+        asked, agents = [prompts[number][queries[row]] for _, row in part], [state.names[agent] for agent, _ in part]
+        settings: dict[str, Any] = {
+            "samples": a.samples, "max_new_tokens": a.max_new_tokens, "generator": state.generator,
+            "temperature": a.temperature, "top_k": a.top_k, "top_p": a.top_p,
+        }  # fmt: skip
+        if base.engine is None:
+            made = generate(base.model, asked, agents, pad=base.pad, ends=base.ends, **settings)
+        else:
+            made = generate_on_vllm(base, asked, agents, **settings)
         for place, (agent, row) in enumerate(part):
             rows = slice(place * a.samples, (place + 1) * a.samples)
             tokens, mask = made.tokens[rows], made.mask[rows]
             lengths = mask.sum(dim=1)
-            texts = [completion_text(tokenizer, t, m) for t, m in zip(tokens.tolist(), mask.tolist(), strict=True)]
+            texts = [completion_text(base.tokenizer, t, m) for t, m in zip(tokens.tolist(), mask.tolist(), strict=True)]
             earned = torch.tensor([verify(tasks[queries[row]], text) for text in texts])
             state.nats[agent] += float((made.entropy[rows] * lengths).sum())
             state.tokens[agent] += float(lengths.sum())
@@ -251,10 +242,12 @@ def _history_line(step: Step, tasks: Sequence[Task], state: CoevolutionState) ->
 
 
 def _update(
-    profile: EnsembleProfile, state: CoevolutionState, prompts: list[list[int]], pad: int, name: str, taken: list[Kept]
+    profile: EnsembleProfile, state: CoevolutionState, prompts: list[list[list[int]]], name: str, taken: list[Kept]
 ) -> None:
     """One policy-gradient step of an agent on queries taken from its buffer."""
-    a = profile.agents
+    a, number = profile.agents, state.home[name]
+    base = state.bases[number]
+    model, pad = base.model, base.pad
     width = max(kept.tensors["tokens"].shape[1] for kept in taken)
 
     def padded(key: str, value: float) -> torch.Tensor:
@@ -263,13 +256,13 @@ def _update(
 
     tokens, mask, old = padded("tokens", pad), padded("mask", False), padded("log_p", 0.0)
     advantages = group_advantages(torch.stack([kept.tensors["rewards"] for kept in taken])).flatten()
-    asked = [prompts[kept.query] for kept in taken]
-    activate(state.model, name)
-    log_p = completion_log_probs(state.model, asked, tokens, mask, pad, a.temperature)
+    asked = [prompts[number][kept.query] for kept in taken]
+    activate(model, name)
+    log_p = completion_log_probs(model, asked, tokens, mask, pad, a.temperature)
     reference = log_p.detach()
     if a.beta > 0:
-        with torch.no_grad(), state.model.disable_adapter():
-            reference = completion_log_probs(state.model, asked, tokens, mask, pad, a.temperature)
+        with torch.no_grad(), model.disable_adapter():
+            reference = completion_log_probs(model, asked, tokens, mask, pad, a.temperature)
     device = log_p.device
     loss = policy_loss(
         log_p,

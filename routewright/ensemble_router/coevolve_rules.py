@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from routewright.ensemble_router.agents import load_adapters, save_adapters
-from routewright.ensemble_router.coevolve import DONE, coevolve
+import numpy as np
+
+from routewright.ensemble_router.agents import Base, load_adapters, save_adapters
+from routewright.ensemble_router.coevolve import DONE, coevolve, states_of
 from routewright.ensemble_router.dataset import DESCRIPTION, load_split
+from routewright.ensemble_router.familiarity import FusedHeads, load_heads, nearest
 from routewright.ensemble_router.profile import EnsembleProfile
+from routewright.ensemble_router.prompts import encode_prompt
 from routewright.ensemble_router.router import save_ensemble_router
+from routewright.ensemble_router.tasks import Task
+from routewright.ensemble_router.vllm_generation import vllm_engine
 from routewright.ensemble_router.warm_up import base_model, warm_adapters
 from routewright.errors import BadInput
+from routewright.evaluation.drift import ROUTES
 
 BASE, WARM, RULES_FOLDER, ROUTER, IDENTITY = "base", "warm", "rules", "router", "coevolution.json"
 SERVED = "familiarity"
@@ -22,25 +31,54 @@ SERVED = "familiarity"
 def coevolve_rules(dataset: Path, out: Path, profile: EnsembleProfile, seed: int) -> None:
     """Train every rule of the profile from the same warm agents on the same budget; what is finished is not repeated.
 
-    Writes base/, warm/<agent>/, rules/<rule>/ and, last, router/: the co-evolved heads and adapters as they are served.
+    Writes base/ (base-1/ …), warm/<agent>/, rules/<rule>/ and, last, router/: the co-evolved heads and adapters as they are
+    served, with how often each agent is the most familiar one on the dev questions, which drift is measured from.
     A killed run goes on from its checkpoints. BadInput where `out` is of another profile, seed or dataset.
     """
     out.mkdir(parents=True, exist_ok=True)
     check_identity(out, identity_of(dataset, profile, seed))
     tasks = load_split(dataset, "train")
-    base, tokenizer = base_model(profile, tasks, out / BASE, seed)
     if not (out / WARM / DONE).is_file():
-        model = warm_adapters(base, tokenizer, tasks, profile, seed)
-        save_adapters(model, out / WARM)
+        for number in range(len(profile.backbones)):
+            base, tokenizer = base_model(profile, tasks, base_folder(out, number), seed, number)
+            save_adapters(warm_adapters(base, tokenizer, tasks, profile, seed, profile.names_on(number)), out / WARM)
         (out / WARM / DONE).write_text("{}", encoding="utf-8")
-    for rule in profile.coevolve.rules:
-        folder = out / RULES_FOLDER / rule
-        if (folder / DONE).is_file():
-            continue
-        fresh, _ = base_model(profile, tasks, out / BASE, seed)  # PEFT changes the model that it is given
-        model = load_adapters(fresh, out / WARM, profile.agents.names)
-        coevolve(profile, tasks, model, tokenizer, folder, rule, seed)
-    save_ensemble_router(out / ROUTER, out / RULES_FOLDER / SERVED, out / BASE, profile.backbone)
+    folders = {rule: out / RULES_FOLDER / rule for rule in profile.coevolve.rules}
+    left = [rule for rule, folder in folders.items() if not (folder / DONE).is_file()]
+    engines = [vllm_engine(one, profile.agents, number) for number, one in enumerate(profile.backbones) if left]
+    for rule in left:
+        agents = load_agents(profile, tasks, out, out / WARM, seed)
+        bases = [replace(base, engine=engine) for base, engine in zip(agents, engines, strict=True)]
+        coevolve(profile, tasks, bases, folders[rule], rule, seed)
+    if not (out / ROUTER / ROUTES).is_file():
+        run = out / RULES_FOLDER / SERVED
+        bases = load_agents(profile, tasks, out, run / "adapters", seed)
+        kept = [base_folder(out, number) for number in range(len(bases))]
+        routes = first_choices(bases[0], run / "router", load_split(dataset, "dev"))
+        save_ensemble_router(out / ROUTER, run, kept, profile, routes)
+
+
+def base_folder(out: Path, number: int) -> Path:
+    """Where the base model of that number is kept: base, base-1 …"""
+    return out / (f"{BASE}-{number}" if number else BASE)
+
+
+def load_agents(profile: EnsembleProfile, tasks: Sequence[Task], out: Path, adapters: Path, seed: int) -> list[Base]:
+    """Each base model, read anew because PEFT changes the one that it is given, with its agents' saved adapters."""
+    found = []
+    for number in range(len(profile.backbones)):
+        model, tokenizer = base_model(profile, tasks, base_folder(out, number), seed, number)
+        names = profile.names_on(number)
+        found.append(Base(load_adapters(model, adapters, names).eval(), tokenizer, names))
+    return found
+
+
+def first_choices(base: Base, router: Path, questions: Sequence[Task]) -> dict[str, int]:
+    """{agent: on how many of the questions it is the most familiar one}, with the heads of the folder `router`."""
+    heads = FusedHeads(load_heads(router)[0])
+    states = states_of(base, [encode_prompt(base.tokenizer, task.prompt) for task in questions])
+    counts = np.bincount(nearest(heads, states), minlength=len(heads.agents))
+    return {name: int(count) for name, count in zip(heads.agents, counts, strict=True)}
 
 
 def identity_of(dataset: Path, profile: EnsembleProfile, seed: int) -> dict[str, Any]:

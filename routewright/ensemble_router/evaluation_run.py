@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.decomposition import PCA
 
 from routewright.ensemble_router.activation import activated
-from routewright.ensemble_router.agents import load_adapters
 from routewright.ensemble_router.baselines import SingleBest, top_k
-from routewright.ensemble_router.coevolve import DONE, HISTORY, states_of
+from routewright.ensemble_router.coevolve import DONE, HISTORY
 from routewright.ensemble_router.coevolve_rules import (
     BASE,
     ROUTER,
@@ -30,21 +28,23 @@ from routewright.ensemble_router.coevolve_rules import (
     read_identity,
 )
 from routewright.ensemble_router.dataset import OUT_OF_DISTRIBUTION, load_split
-from routewright.ensemble_router.familiarity import FamiliarityHeads, FusedHeads, load_heads
+from routewright.ensemble_router.familiarity import (
+    FamiliarityHeads,
+    FusedHeads,
+    load_heads,
+    nearest,
+)
 from routewright.ensemble_router.held_out import (
     Decide,
-    Held,
     Outcome,
     always,
     at_random,
     by_familiarity,
     by_learned,
-    held_answers,
-    outcome,
 )
-from routewright.ensemble_router.learned_rules import LEARNED, WINDOW, LearnedRouter, load_learned
+from routewright.ensemble_router.learned_rules import LEARNED, LearnedRouter, load_learned
 from routewright.ensemble_router.profile import EnsembleProfile
-from routewright.ensemble_router.prompts import encode_prompt
+from routewright.ensemble_router.questions import FIT, Questions, answered_splits
 from routewright.ensemble_router.results import (
     SAME_AGENTS,
     EnsembleResults,
@@ -57,29 +57,15 @@ from routewright.ensemble_router.results import (
 )
 from routewright.ensemble_router.specialisation import information_gain, interaction_p, shares
 from routewright.ensemble_router.tasks import Task
-from routewright.ensemble_router.warm_up import base_model
+from routewright.ensemble_router.training_rules import lambda_of
 from routewright.errors import BadInput
 from routewright.evaluation.bootstrap import mean_interval
 from routewright.evaluation.ensemble_report import EnsembleReportExtra, write_ensemble_report
 from routewright.evaluation.summary import ENSEMBLE_ROWS, Row, Summary, table_markdown
 
-FIT = "fit"
-"""Training questions that the co-evolved agents all answer, for rules to be fitted on as many answers as the router had."""
+RECORDS, OOD_RECORDS = "records.jsonl", f"records-{OUT_OF_DISTRIBUTION}.jsonl"
 DECISIONS = 200
 """Decisions that a rule's latency is measured on; the backbone's pass, the same for all, is not in it."""
-
-
-class Questions:
-    """The questions of a split, the backbone's states of them, and every set of agents' answers as they are asked for."""
-
-    def __init__(self, name: str, tasks: list[Task], states: np.ndarray) -> None:
-        self.name, self.tasks, self.states = name, tasks, states
-        self.domains = [task.domain for task in tasks]
-        self.held: dict[str, Held] = {}
-
-    def outcome(self, agents: str, decide: Decide) -> Outcome:
-        """A rule on the answers of a set of agents ("warm" or a rule's name)."""
-        return outcome(self.tasks, self.held[agents], self.states, decide)
 
 
 def evaluate_ensemble(dataset: Path, trained: Path, out: Path, profile: EnsembleProfile, seed: int) -> None:
@@ -99,7 +85,7 @@ def evaluate_ensemble(dataset: Path, trained: Path, out: Path, profile: Ensemble
     rules = [rule for rule in profile.coevolve.rules if (trained / RULES_FOLDER / rule / DONE).is_file()]
     if SERVED not in rules:
         raise BadInput(f"{trained}: expected a finished training of the rule {SERVED}, found {rules}")
-    splits = _answered(dataset, trained, out, rules, profile, seed)
+    splits = answered_splits(dataset, trained, out, rules, profile, seed)
     heads = {rule: load_heads(trained / RULES_FOLDER / rule / "router")[0] for rule in rules if rule not in LEARNED}
     initial = FamiliarityHeads(heads[SERVED].width, profile.agents.names, seed)
     decides = _own_rules(trained, rules, heads, profile, seed)
@@ -107,14 +93,15 @@ def evaluate_ensemble(dataset: Path, trained: Path, out: Path, profile: Ensemble
     test, outside = splits["test"], splits.get(OUT_OF_DISTRIBUTION)
     inside = {name: test.outcome(agents, decide) for name, (agents, decide) in decides.items()}
     beyond = {name: outside.outcome(agents, decide) for name, (agents, decide) in decides.items()} if outside else {}
-    _write_records(out / "records.jsonl", test.tasks, inside)
+    _write_records(out / RECORDS, test.tasks, inside)
+    _write_records(out / OOD_RECORDS, outside.tasks if outside else [], beyond)
     majority = _majority(load_split(dataset, "train"), test.tasks)
     resamples = profile.evaluation.bootstrap
     ood_domains = outside.domains if outside else []
     rows = [
         row_of(name, test.domains, inside[name], ood_domains if name in beyond else [], beyond.get(name),
-               _latency(decide, test.states, name), seed, resamples)
-        for name, (_, decide) in decides.items()
+               _latency(decide, test.read_by(agents), name), seed, resamples)
+        for name, (agents, decide) in decides.items()
     ]  # fmt: skip
     accuracy = {f"accuracy/{d}": majority[np.array(test.domains) == d] for d in sorted(set(test.domains))}
     accuracy = {"accuracy": majority, **accuracy}
@@ -139,41 +126,11 @@ def evaluate_ensemble(dataset: Path, trained: Path, out: Path, profile: Ensemble
     _write(results, dataset, trained, out, profile, seed, started, rules)
 
 
-def _answered(
-    dataset: Path, trained: Path, out: Path, rules: Sequence[str], profile: EnsembleProfile, seed: int
-) -> dict[str, Questions]:
-    """dev, test and, where there is one, the out-of-distribution set, answered by the warm agents and every rule's own.
-
-    The training questions that rules are fitted on are answered by the co-evolved agents alone.
-    """
-    tasks = {name: load_split(dataset, name) for name in ("dev", "test")}
-    train = load_split(dataset, "train")
-    size = min(WINDOW, profile.coevolve.budget // profile.agents.count)  # no rule keeps more
-    tasks[FIT] = [train[place] for place in np.random.default_rng(seed).permutation(len(train))[:size]]
-    if (dataset / f"{OUT_OF_DISTRIBUTION}.jsonl").is_file():
-        tasks[OUT_OF_DISTRIBUTION] = load_split(dataset, OUT_OF_DISTRIBUTION)
-    splits: dict[str, Questions] = {}
-    for agents in (WARM, *rules):
-        base, tokenizer = base_model(profile, [], trained / BASE, seed)
-        folder = trained / WARM if agents == WARM else trained / RULES_FOLDER / agents / "adapters"
-        model = load_adapters(base, folder, profile.agents.names).eval()
-        for name, questions in tasks.items():
-            if name == FIT and agents != SERVED:
-                continue
-            if name not in splits:
-                prompts = [encode_prompt(tokenizer, task.prompt) for task in questions]
-                splits[name] = Questions(name, questions, states_of(model, prompts, int(tokenizer.pad_token_id)))
-            file = out / "answers" / f"{agents}-{name}.jsonl"
-            title = f"{agents} agents, {name} questions"
-            splits[name].held[agents] = held_answers(file, model, tokenizer, questions, profile.agents, title)
-    return splits
-
-
 def _own_rules(
     trained: Path, rules: Sequence[str], heads: Mapping[str, FamiliarityHeads], profile: EnsembleProfile, seed: int
 ) -> dict[str, tuple[str, Decide]]:
     """Each trained rule with its own agents, exploration off."""
-    count, lam = profile.agents.count, profile.router.lam
+    count = profile.agents.count
     found: dict[str, tuple[str, Decide]] = {}
     for rule in rules:
         if rule in LEARNED:
@@ -183,7 +140,7 @@ def _own_rules(
         elif rule == "one-model":
             decide = always([0], count)
         else:
-            decide = by_familiarity(FusedHeads(heads[rule]), lam, choice(rule, profile.router.tau))
+            decide = by_familiarity(FusedHeads(heads[rule]), lambda_of(rule, profile), choice(rule, profile.router.tau))
         found[rule] = (rule, decide)
     return found
 
@@ -214,6 +171,7 @@ def _other_rules(
     now, begun = dev.held[SERVED].rewards, dev.held[WARM].rewards
     fused = FusedHeads(heads)
     found: dict[str, tuple[str, Decide]] = {
+        "base": (BASE, always([0], 1)),
         "warm": (WARM, by_familiarity(FusedHeads(initial), lam, choice(SERVED, tau))),
         "single-best": (SERVED, always([SingleBest(now).agent], count)),
         "warm:single-best": (WARM, always([SingleBest(begun).agent], count)),
@@ -251,7 +209,7 @@ def _majority(train: Sequence[Task], test: Sequence[Task]) -> np.ndarray:
 
 def _latency(decide: Decide, states: np.ndarray, name: str) -> list[float]:
     """Milliseconds of single decisions, after ten that warm up; none where nothing is decided."""
-    if name.rpartition(":")[2] in ("single-best", "one-model", "random"):
+    if name.rpartition(":")[2] in ("base", "single-best", "one-model", "random"):
         return []
     spent = []
     for row in range(min(DECISIONS, len(states)) + 10):
@@ -265,11 +223,6 @@ def _tau_point(tau: float, test: Questions, heads: FusedHeads, profile: Ensemble
     found = test.outcome(SERVED, by_familiarity(heads, profile.router.lam, choice(SERVED, tau)))
     accuracy = mean_interval(found.reward, seed, profile.evaluation.bootstrap)
     return TauPoint(tau=tau, accuracy=accuracy, tokens=float(found.tokens.mean()), agents=float(found.agents.mean()))
-
-
-def nearest(heads: FusedHeads, states: np.ndarray) -> np.ndarray:
-    """Number of the most familiar agent of each state, (n,)."""
-    return np.array([int(heads(torch.from_numpy(state)).argmin()) for state in states])
 
 
 def _specialisation(test: Questions, found: Outcome, heads: FusedHeads, initial: FusedHeads, seed: int) -> Specialisation:
@@ -328,8 +281,9 @@ def _write(
     }
     answers = results.answers[SERVED]
     begun = "pretrained in the run on the families, and " if profile.pretrain else ""
+    backbones = ", ".join(one.name for one in profile.backbones)
     lead = (
-        f"{profile.agents.count} LoRA agents on {profile.backbone.name} ({begun}warmed each on a mixture of its own) and a "
+        f"{profile.agents.count} LoRA agents on {backbones} ({begun}warmed each on a mixture of its own) and a "
         f"familiarity router learnt together from {answers:,} verified answers of {profile.agents.samples} samples each. "
         "Every other rule had the same start, tasks and number of answers for agents of its own."
     )

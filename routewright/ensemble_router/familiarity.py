@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -26,11 +27,13 @@ INNER, OUT = 512, 256
 DESCRIPTION, WEIGHTS = "familiarity.json", "familiarity.safetensors"
 
 
-def query_states(backbone: Any, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def query_states(
+    backbone: Any, tokens: torch.Tensor, mask: torch.Tensor, layers: Callable[[int], tuple[int, ...]] | None = None
+) -> torch.Tensor:
     """h(q) of each row, float32 (B, 2H), from one pass without gradient; `tokens` and `mask` (B, L), padded on either side.
 
-    ``backbone`` is a causal LM or its decoder (an adapter on it must be off). `hidden_states[0]` are the embeddings.
-    BadInput for a row without a token.
+    ``backbone`` is a causal LM or its decoder (an adapter on it must be off). ``layers``: which are concatenated, of a
+    decoder with L; `state_layers` if not given. `hidden_states[0]` are the embeddings. BadInput for a row without a token.
     """
     mask = mask.bool()
     if not mask.any(dim=1).all():
@@ -43,14 +46,19 @@ def query_states(backbone: Any, tokens: torch.Tensor, mask: torch.Tensor) -> tor
         states = decoder(
             input_ids=tokens, attention_mask=mask.long(), position_ids=positions, output_hidden_states=True, use_cache=False
         ).hidden_states
-    layers = len(states) - 1
     rows = torch.arange(len(tokens), device=tokens.device)
-    return torch.cat([states[layer][rows, last] for layer in state_layers(layers)], dim=-1).float()
+    wanted = (layers or state_layers)(len(states) - 1)
+    return torch.cat([states[layer][rows, last] for layer in wanted], dim=-1).float()
 
 
 def state_layers(layers: int) -> tuple[int, int]:
     """⌊L/2⌋ and ⌊3L/4⌋ of a decoder with L layers."""
     return layers // 2, 3 * layers // 4
+
+
+def last_layer(layers: int) -> tuple[int]:
+    """The last layer alone, after the decoder's final norm: the ablation `last-layer`."""
+    return (layers,)
 
 
 def distance(predicted: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -192,6 +200,11 @@ class FusedHeads:
             bad = int((~torch.isfinite(d)).nonzero()[0])
             raise BadInput(f"familiarity of agent {self.agents[bad]!r}: expected a finite distance, found {d[bad].item()}")
         return d
+
+
+def nearest(heads: FusedHeads, states: np.ndarray) -> np.ndarray:
+    """Number of the most familiar agent of each state, (n,), from states (n, D)."""
+    return np.array([int(heads(torch.from_numpy(state)).argmin()) for state in states])
 
 
 def save_heads(heads: FamiliarityHeads, folder: Path, facts: dict[str, Any]) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from rich.progress import track
-from transformers import PreTrainedTokenizerBase
 
-from routewright.ensemble_router.agents import generate
+from routewright.ensemble_router.agents import Base, generate
 from routewright.ensemble_router.familiarity import FusedHeads, familiarity
 from routewright.ensemble_router.learned_rules import LearnedRouter
 from routewright.ensemble_router.profile import AgentsSection
@@ -51,30 +50,31 @@ class Outcome:
 
 def held_answers(
     file: Path,
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
+    bases: Sequence[Base],
     tasks: Sequence[Task],
     settings: AgentsSection,
     title: str,
 ) -> Held:
-    """Greedy answers (temperature 0) of all agents of ``model``, kept in ``file`` (JSON lines, a line a question)."""
+    """Greedy answers (temperature 0) of the agents of ``bases``, kept in ``file`` (JSON lines, a line a question)."""
     if file.is_file():
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         if [row["id"] for row in rows] == [task.id for task in tasks]:
             return _held(rows)
-    prompts = [encode_prompt(tokenizer, task.prompt) for task in tasks]
-    order = sorted(range(len(tasks)), key=lambda place: len(prompts[place]))  # little padding in a batch
-    pieces = [order[begin : begin + settings.rows] for begin in range(0, len(order), settings.rows)]
+    prompts = [[encode_prompt(base.tokenizer, task.prompt) for task in tasks] for base in bases]
     found: list[dict[str, Any]] = [{"id": task.id, "texts": [], "rewards": [], "tokens": []} for task in tasks]
-    work = [(name, piece) for name in settings.names for piece in pieces]
-    for name, piece in track(work, description=title):
+    work = []
+    homes = {name: pair for pair in zip(bases, prompts, strict=True) for name in pair[0].names}
+    for name in [name for name in settings.names if name in homes]:
+        base, asked = homes[name]
+        order = sorted(range(len(tasks)), key=[len(prompt) for prompt in asked].__getitem__)  # little padding in a batch
+        work += [(name, base, asked, order[at : at + settings.rows]) for at in range(0, len(order), settings.rows)]
+    for name, base, asked, piece in track(work, description=title):
         made = generate(
-            model, [prompts[place] for place in piece], [name] * len(piece), samples=1, temperature=0,
-            max_new_tokens=settings.max_new_tokens, pad=int(tokenizer.pad_token_id), eos=int(tokenizer.eos_token_id),
-            generator=torch.Generator(),
+            base.model, [asked[place] for place in piece], [name] * len(piece), samples=1, temperature=0,
+            max_new_tokens=settings.max_new_tokens, pad=base.pad, ends=base.ends, generator=torch.Generator(),
         )  # fmt: skip
         for place, tokens, mask in zip(piece, made.tokens.tolist(), made.mask.tolist(), strict=True):
-            text = completion_text(tokenizer, tokens, mask)
+            text = completion_text(base.tokenizer, tokens, mask)
             found[place]["texts"].append(text)
             found[place]["rewards"].append(verify(tasks[place], text))
             found[place]["tokens"].append(sum(mask))

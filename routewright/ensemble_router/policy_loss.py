@@ -2,6 +2,10 @@
 
 DAPO alone: ratio "token", normaliser "tokens". GSPO alone: "sequence" and "sequences", ε of 3e-4 and 4e-4. The mix of
 arXiv 2609.18779: "sequence" and "tokens"; its ε = 0.2 hardly ever clips a ratio that is a geometric mean over tokens.
+In the terms of TRL's GRPOConfig, whose loss is the same number on the same tokens: DAPO alone is loss_type "dapo" with
+importance_sampling_level "token", GSPO alone "grpo" with "sequence", the mix "dapo" with "sequence"; "bnpo" and "dr_grpo"
+are "tokens" with the micro-batch's, or B·max_completion_length, for `tokens`. The KL is that of use_bias_correction_kl off
+(TRL 1.16 by default weights it by the ratio); TRL's advantages divide by the sample std + 1e-4.
 Tensors are (B, T) unless said; masks are boolean, true for completion tokens, the end of sequence included.
 """
 

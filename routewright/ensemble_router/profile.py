@@ -12,10 +12,10 @@ from routewright.config import BackboneSection, LoraSection, Section, read_profi
 from routewright.ensemble_router.policy_loss import Normaliser, Ratio
 
 RULES = (
-    "familiarity", "no-exploration", "no-margin", "frozen-router", "frozen-agents", "top-1", "top-2", "all", "random",
-    "one-model", "linucb", "reward-regression", "classifier", "icl",
+    "familiarity", "no-exploration", "no-margin", "last-layer", "half-lambda", "double-lambda", "frozen-router",
+    "frozen-agents", "top-1", "top-2", "all", "random", "one-model", "linucb", "reward-regression", "classifier", "icl",
 )  # fmt: skip
-"""Rules that train agents of their own; `familiarity` is the paper's."""
+"""Rules that train agents of their own; `familiarity` is the paper's, the five after it leave out or change one thing."""
 PROFILES = Path(__file__).resolve().parents[2] / "configs" / "ensemble-router"
 
 
@@ -154,6 +154,10 @@ class EnsembleProfile(Section):
 
     name: str
     backbone: BackboneSection
+    more_backbones: tuple[BackboneSection, ...] = Field(
+        (), exclude_if=lambda more: not more,
+        description="further base models: agent i stands on base i modulo their number, the first reads the queries",
+    )  # fmt: skip
     tasks: TasksSection
     pretrain: SupervisedSection | None = Field(None, description="a backbone from a config learns the families' text first")
     warm_up: WarmUpSection | None = None
@@ -173,10 +177,21 @@ class EnsembleProfile(Section):
         content = self.model_dump_json(exclude={"evaluation": True, "coevolve": {"rules"}})
         return hashlib.sha256(content.encode()).hexdigest()
 
+    @property
+    def backbones(self) -> tuple[BackboneSection, ...]:
+        """All base models, the one that reads the queries first."""
+        return (self.backbone, *self.more_backbones)
+
+    def names_on(self, number: int) -> list[str]:
+        """The agents that stand on a base model."""
+        return self.agents.names[number :: len(self.backbones)]
+
     @model_validator(mode="after")
     def _cut_off(self) -> EnsembleProfile:
         if self.router.tau > self.agents.count:
             raise ValueError(f"router.tau must be at most the number of agents {self.agents.count}")
+        if len(self.backbones) > self.agents.count:
+            raise ValueError(f"more_backbones: expected an agent for each of the {len(self.backbones)} base models")
         if self.coevolve.router_first >= self.coevolve.budget:
             raise ValueError("coevolve.router_first must be less than coevolve.budget")
         return self

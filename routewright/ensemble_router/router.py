@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
@@ -15,6 +19,7 @@ from routewright.config import BackboneSection
 from routewright.ensemble_router.activation import activated, check_cut_off
 from routewright.ensemble_router.familiarity import (
     DESCRIPTION,
+    FamiliarityHeads,
     FusedHeads,
     familiarity,
     load_heads,
@@ -23,9 +28,13 @@ from routewright.ensemble_router.familiarity import (
 )
 from routewright.ensemble_router.prompts import encode_prompt
 from routewright.errors import BadInput
+from routewright.evaluation.drift import write_routes
 from routewright.language_models.backbone import load_backbone, resolve_dtype
 
-BASE, ADAPTERS = "base", "adapters"
+if TYPE_CHECKING:  # a served router has no use for profiles
+    from routewright.ensemble_router.profile import EnsembleProfile
+
+ADAPTERS = "adapters"
 
 
 @dataclass(frozen=True)
@@ -85,19 +94,55 @@ class EnsembleRouter:
         return self.route(self.state(query))
 
 
-def save_ensemble_router(folder: Path, run: Path, base: Path, backbone: BackboneSection) -> None:
-    """Put a trained rule's heads and adapters, and the backbone where the run pretrained it, into one folder.
+def save_ensemble_router(
+    folder: Path, run: Path, bases: Sequence[Path], profile: EnsembleProfile, routes: dict[str, int]
+) -> None:
+    """Put a trained rule's heads and adapters, and the base models that the run pretrained, into one folder, as a whole.
 
-    ``run``: folder of the rule (`coevolve`); ``base``: the pretrained backbone's. familiarity.json, written last, says which
-    backbone it is.
+    ``run``: folder of the rule (`coevolve`); ``bases``: those of the profile's base models. familiarity.json says which they
+    are, and with several which agents stand on the further ones; ``routes``, the first choices that drift is measured from,
+    becomes routes.json.
     """
     heads, description = load_heads(run / "router")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(run / "adapters", folder / ADAPTERS)
-    if backbone.source == "architecture":
-        shutil.copytree(base, folder / BASE)
-        backbone = BackboneSection(source="path", name=BASE, frozen_layers=0, dtype=backbone.dtype)
-    save_heads(heads, folder, {**description, "backbone": backbone.model_dump(mode="json")})
+    partial = folder.with_name(f"{folder.name}.partial")
+    for begun in (partial, folder):
+        shutil.rmtree(begun, ignore_errors=True)
+    shutil.copytree(run / "adapters", partial / ADAPTERS)
+    told = []
+    for backbone, base in zip(profile.backbones, bases, strict=True):
+        if backbone.source == "architecture":
+            shutil.copytree(base, partial / base.name)
+            backbone = BackboneSection(source="path", name=base.name, frozen_layers=0, dtype=backbone.dtype)
+        told.append(backbone.model_dump(mode="json"))
+    description["backbone"] = told[0]
+    if told[1:]:
+        description["more_backbones"] = [
+            {**backbone, "agents": profile.names_on(number)} for number, backbone in enumerate(told[1:], 1)
+        ]
+    write_routes(partial, routes)
+    save_whole(heads, partial, description)
+    partial.rename(folder)
+
+
+def save_whole(heads: FamiliarityHeads, folder: Path, description: dict[str, Any]) -> None:
+    """Write the heads into a folder that holds all else; its version is of what decides and answers, wherever it lies.
+
+    That is heads, adapters and base models with their tokenizers, λ, τ and which base models they are.
+    """
+    save_heads(heads, folder, description)
+    path = folder / DESCRIPTION
+    described = json.loads(path.read_text(encoding="utf-8"))
+    content = hashlib.sha256()
+    for file in sorted(path for name in ("*.safetensors", "tokenizer.json") for path in folder.rglob(name)):
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        content.update(f"{file.relative_to(folder).as_posix()} {digest}\n".encode())
+    facts = {name: described.get(name) for name in ("agents", "lambda", "tau", "backbone", "more_backbones")}
+    content.update(json.dumps(facts, sort_keys=True).encode())
+    described["model_version"] = content.hexdigest()[:12]
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(described, indent=1), encoding="utf-8")
+    os.replace(partial, path)
 
 
 def load_ensemble_router(folder: Path) -> EnsembleRouter:

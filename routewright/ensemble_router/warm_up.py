@@ -6,6 +6,7 @@ Without a difference at the start the agents' gains are noise and the router has
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,17 +44,24 @@ def character_tokenizer(texts: Sequence[str], words: Sequence[str]) -> PreTraine
 
 
 def base_model(
-    profile: EnsembleProfile, tasks: Sequence[Task], folder: Path, seed: int
+    profile: EnsembleProfile, tasks: Sequence[Task], folder: Path, seed: int, number: int = 0
 ) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The base model and its tokenizer, frozen and in evaluation mode; kept in `folder` once a pretraining is done."""
-    config = profile.backbone
+    """The profile's base model of that number and its tokenizer, frozen and in evaluation mode.
+
+    ``folder``: where one from a config is kept once its pretraining is done.
+    """
+    config = profile.backbones[number]
     if config.source == "architecture":
         if not (folder / "model.safetensors").is_file():
             made, own = _from_config(config, tasks, seed)
             if profile.pretrain:
                 pretrain(made, own, tasks, profile.pretrain, seed)
-            own.save_pretrained(folder)
-            made.save_pretrained(folder)
+            partial = folder.with_name(f"{folder.name}.partial")
+            for begun in (partial, folder):
+                shutil.rmtree(begun, ignore_errors=True)
+            own.save_pretrained(partial)
+            made.save_pretrained(partial)
+            partial.rename(folder)
         # read back the first time too: in memory it has another dtype and place than for a run that resumes
         config = BackboneSection(source="path", name=str(folder), frozen_layers=0, dtype=config.dtype)
     model, tokenizer = load_backbone(config, [], seed)
@@ -91,11 +99,19 @@ def pretrain(
 
 
 def warm_adapters(
-    base: Any, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], profile: EnsembleProfile, seed: int
+    base: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[Task],
+    profile: EnsembleProfile,
+    seed: int,
+    names: Sequence[str] | None = None,
 ) -> Any:
-    """The base with one adapter an agent, each warmed on its own mixture of domains (none without `warm_up`)."""
-    names = profile.agents.names
-    model = add_adapters(base, names, profile.agents.lora, seed)
+    """The base with one adapter for each agent of ``names`` (all of the profile's if not given).
+
+    Each is warmed on its own mixture of domains; without `warm_up` all begin as the base.
+    """
+    everybody = profile.agents.names
+    model = add_adapters(base, names or everybody, profile.agents.lora, seed)
     settings = profile.warm_up
     if settings is None:
         return model.eval()
@@ -104,7 +120,9 @@ def warm_adapters(
     for place, task in enumerate(kept):
         places[task.domain].append(place)
     domains = sorted(places)
-    for number, name in enumerate(names):
+    for number, name in enumerate(everybody):
+        if name not in model.peft_config:
+            continue
         activate(model, name)
         own = np.array(places[domains[number % len(domains)]])
 

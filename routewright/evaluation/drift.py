@@ -6,18 +6,30 @@ distribution and no table; the allowed false alarm rate is halved where both are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from routewright.errors import BadInput
 
+ROUTES = "routes.json"
+"""In a model's folder: {agent: its first choices on the dev queries}, which the served decisions are compared with."""
 MIN_QUERIES = 50
 MAX_EMBEDDED = 1000
 """Embeddings of at most so many queries of each side are compared: the kernel's cost is quadratic."""
 _SMOOTHING = 0.5  # added to every route's count: a route that one side never took must not make the index infinite
+
+
+def write_routes(folder: Path, counts: Mapping[str, int]) -> None:
+    """Write the first choices on the dev queries into a model's folder."""
+    partial = folder / f"{ROUTES}.partial"
+    partial.write_text(json.dumps(dict(counts), indent=1), encoding="utf-8")
+    os.replace(partial, folder / ROUTES)
 
 
 @dataclass(frozen=True)

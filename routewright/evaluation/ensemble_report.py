@@ -175,12 +175,12 @@ def _table(rows: Sequence[Row], answers: Mapping[str, int] | None = None) -> Mar
 
 
 def _own_section(results: EnsembleResults) -> Section:
-    rows = [row for row in results.rows if row.name in results.own or row.name in ("majority", "warm")]
+    rows = [row for row in results.rows if row.name in results.own or row.name in ("majority", "base", "warm")]
     caption = (
         "Every rule chose who was asked in training, from the same warm agents, and chooses among the agents that came of "
-        "it. warm: the start, untrained heads, which ask everybody; majority: training's most frequent answer of each "
-        "domain. Agents answer greedily. The decision's time leaves out the backbone's pass, which every rule "
-        "needs. Trained on: answers, each of several samples. Bold: the best."
+        "it. base: the base model without adapters; warm: the start, untrained heads, which ask everybody; majority: "
+        "training's most frequent answer of each domain. Agents answer greedily. The decision's time leaves out the "
+        "backbone's pass, which every rule needs. Trained on: answers, each of several samples. Bold: the best."
     )
     return Section("Each rule with agents of its own", _table(rows, results.answers), caption)
 

@@ -45,8 +45,9 @@ STEP_METRICS = (
 """The step router's metrics in the order they are shown; a run that has ``success`` is a step router's."""
 
 ENSEMBLE_ROWS = (
-    "majority", "warm", "single-best", "one-model", "random", "top-1", "top-2", "all", "linucb", "reward-regression",
-    "classifier", "icl", "frozen-router", "frozen-agents", "no-exploration", "no-margin", "familiarity",
+    "majority", "base", "warm", "single-best", "one-model", "random", "top-1", "top-2", "all", "linucb", "reward-regression",
+    "classifier", "icl", "frozen-router", "frozen-agents", "no-exploration", "no-margin", "last-layer",
+    "half-lambda", "double-lambda", "familiarity",
 )  # fmt: skip
 """The ensemble router's rows in the order they are shown; extra rows, on the same agents or of the start, follow."""
 
@@ -314,7 +315,7 @@ def rich_table(summary: Summary) -> Table:
     elif "accuracy" in present:
         shown = {"accuracy": "acc.", "accuracy/ood": "OOD", "tokens": "tokens", "agents_per_query": "agents"}
         caption = "acc.: 95 % bootstrap by question; tokens: generated, a question"
-        width = 20
+        width = 28
     else:
         shown = {"ndcg@10": "NDCG", "ndcg@10/mismatch": "mism.", "ndcg@10/match": "match", "agent_f1": "F1",
                  "latency_ms/p50": "ms"}  # fmt: skip
@@ -330,7 +331,7 @@ def rich_table(summary: Summary) -> Table:
         caption=caption,
         caption_justify="left",
     )
-    table.add_column("row", overflow="ellipsis", no_wrap=True, max_width=width)
+    table.add_column("row", overflow="fold", max_width=width)
     for metric, label in metrics.items():
         table.add_column(label, justify="right", no_wrap=True)
         if metric in _HEADLINES:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from routewright.evaluation.drift import write_routes
 from routewright.evaluation.ranking import ndcg_at_10
 from routewright.pools.pool import Pool
 from routewright.pools.search import PoolSearch
@@ -89,6 +91,9 @@ def router_answers(router: Router, examples: Sequence[Example]) -> tuple[Answers
 
 
 def fit_router(folder: Path, dev: Sequence[Example], pool: Pool, search: PoolSearch) -> None:
-    """Fit a saved router's thresholds on dev and write them into its folder."""
+    """Fit a saved router's thresholds on dev and write them into its folder, with its first choices there (routes.json)."""
     answers, _ = router_answers(load_router(folder), dev)
-    set_thresholds(folder, *fit_thresholds(answers, dev, pool, search))
+    second, abstain = fit_thresholds(answers, dev, pool, search)
+    first = Counter(action.agents[0] for action in routed(answers, second, abstain, pool))
+    write_routes(folder, {name: first[name] for name in pool.names})
+    set_thresholds(folder, second, abstain)

@@ -19,6 +19,7 @@ from routewright import cli
 from routewright.config import LoraSection
 from routewright.ensemble_router.add_agent import ADAPTER_FILES, add_agent, read_outcomes
 from routewright.ensemble_router.agents import add_adapters, save_adapters
+from routewright.ensemble_router.cli import counted
 from routewright.ensemble_router.router import load_ensemble_router
 from routewright.errors import BadInput
 
@@ -44,6 +45,7 @@ def write_log(path: Path, rows: list[Any]) -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = save_tiny_ensemble(tmp_path_factory.mktemp("trained") / "router")
     adapters(folder / "base", folder / "adapters", AGENTS)
+    (folder / "routes.json").write_text(json.dumps(dict.fromkeys(AGENTS, 5)), encoding="utf-8")
     return folder
 
 
@@ -69,8 +71,9 @@ def test_it_learns_where_it_is_better_and_all_else_stays_bit_for_bit(
     assert (told["queries"], told["above"]["queries"], told["below"]["queries"]) == (20, 6, 14)
     assert told["above"]["after"] > 0.7 > 0.3 > told["below"]["after"]
     assert {path.relative_to(model): path.read_bytes() for path in model.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "out" / "routes.json").exists()  # counts of the old agents alone
     for path, content in before.items():
-        if not path.name.startswith("familiarity."):
+        if not path.name.startswith(("familiarity.", "routes.")):
             assert (tmp_path / "out" / path).read_bytes() == content
     for file in ADAPTER_FILES:
         assert (tmp_path / "out" / "adapters" / "counter" / file).read_bytes() == (adapter / file).read_bytes()
@@ -102,6 +105,10 @@ def test_agents_are_added_one_after_the_other(model: Path, log: Path, tmp_path: 
     assert json.loads((tmp_path / "two" / "familiarity.json").read_text())["added"] == ["counter", "greeter"]
     one, two = load_file(tmp_path / "one" / HEADS), load_file(tmp_path / "two" / HEADS)
     assert all(value.numpy().tobytes() == two[key].numpy().tobytes() for key, value in one.items())
+
+
+def test_one_query_is_not_told_in_the_plural() -> None:
+    assert [counted(number) for number in (1, 2, 1200)] == ["1 query", "2 queries", "1,200 queries"]
 
 
 def test_gains_from_outcomes(tmp_path: Path) -> None:
@@ -183,7 +190,7 @@ def test_the_command_line(
         codes.append(stopped.value.code or 0)
     shown = capsys.readouterr()
     assert codes == [0, 2]
-    assert "counter: head trained for 300 steps on 20 queries" in shown.out
+    assert "counter: head trained for 300 steps on 20 queries with" in shown.out
     assert "worse than the average (14 queries): " in shown.out
     assert f"routewright serve ensemble-router --model {tmp_path / 'out'}" in shown.out
     assert shown.err.strip() == f"error: --out {tmp_path / 'out'}: it is there already, expected a new folder"

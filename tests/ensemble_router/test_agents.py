@@ -13,15 +13,18 @@ pytest.importorskip("peft", reason="peft is in the train extra")
 
 from routewright.config import LoraSection
 from routewright.ensemble_router.agents import (
+    Base,
     activate,
     adapter_parameters,
     add_adapters,
+    check_names,
     completion_log_probs,
     generate,
     left_padded,
     load_adapters,
     save_adapters,
 )
+from routewright.ensemble_router.warm_up import character_tokenizer
 from routewright.errors import BadInput
 
 NAMES = ["red", "green", "blue"]
@@ -49,7 +52,7 @@ def model() -> Any:
 
 
 def sampled(model: Any, agents: list[str], prompts: list[list[int]] = PROMPTS, **more: Any) -> Any:
-    settings = {"samples": 3, "max_new_tokens": 6, "pad": 0, "eos": 1, "generator": torch.Generator().manual_seed(2)}
+    settings = {"samples": 3, "max_new_tokens": 6, "pad": 0, "ends": [1], "generator": torch.Generator().manual_seed(2)}
     return generate(model, prompts, agents, **{**settings, **more})
 
 
@@ -128,22 +131,35 @@ def test_an_answer_ends_at_the_end_of_sequence(model: Any) -> None:
     """With "end" as what the greedy agent says at once, the generation is empty: one token, the end."""
     greedy = sampled(model, ["red"], [PROMPTS[0]], samples=1, temperature=0)
     first = int(greedy.tokens[0, 0])
-    empty = sampled(model, ["red"], [PROMPTS[0]], samples=2, temperature=0, eos=first)
+    empty = sampled(model, ["red"], [PROMPTS[0]], samples=2, temperature=0, ends=[first])
     assert (empty.tokens.tolist(), empty.mask.tolist()) == ([[first], [first]], [[True], [True]])
     log_p = completion_log_probs(model, [PROMPTS[0]], empty.tokens, empty.mask, pad=0)
     assert log_p.shape == (2, 1)
     assert torch.isfinite(log_p).all()
+    free = sampled(model, ["red"], [PROMPTS[0]], samples=1, temperature=0, ends=[]).tokens[0].tolist()
+    for ends in ([free[2], 49], [49, free[2]]):
+        several = sampled(model, ["red"], [PROMPTS[0]], samples=1, temperature=0, ends=ends).tokens[0].tolist()
+        assert several == free[: 1 + next(place for place, token in enumerate(free) if token in ends)]
+
+
+def test_all_tokens_that_end_an_answer_are_known() -> None:
+    """The tokenizer's and those of the model's generation config, one or several."""
+    tokenizer = character_tokenizer(["abc"], [])
+    made = base()
+    for told, ends in ((None, [1]), (1, [1]), ([1, 7], [1, 7]), (0, [0, 1])):
+        made.generation_config.eos_token_id = told
+        assert Base(made, tokenizer, []).ends == ends
 
 
 def test_leaving_out_finished_rows_changes_no_answer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy rows of three agents that end at different places, computed to the end or dropped as soon as they end."""
     agents = ["red", "red", "green", "blue"]
-    free = sampled(model, agents, samples=2, temperature=0, eos=-1)
+    free = sampled(model, agents, samples=2, temperature=0, ends=[])
     end = int(free.tokens[0, 1])  # the first row ends at its second token at the latest
     found = []
     for going in (0.0, 1.0):
         monkeypatch.setattr("routewright.ensemble_router.agents.GOING", going)
-        found.append(sampled(model, agents, samples=2, temperature=0, eos=end))
+        found.append(sampled(model, agents, samples=2, temperature=0, ends=[end]))
     whole, dropped = found
     assert len(set(whole.mask.sum(dim=1).tolist())) > 1
     assert torch.equal(whole.tokens, dropped.tokens)
@@ -177,6 +193,6 @@ def test_names_and_prompts_that_cannot_be_used() -> None:
         (["a/b", "c"], "slashes"),
     ):
         with pytest.raises(BadInput, match=told):
-            add_adapters(base(), names, LORA, seed=0)
+            check_names(names)
     with pytest.raises(BadInput, match="empty prompt"):
         left_padded([[1], []], 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 pytest.importorskip("peft", reason="peft is in the train extra")
 
 from routewright.ensemble_router import coevolve as loop
+from routewright.ensemble_router.agents import Base
 from routewright.ensemble_router.coevolve import queries_of_step
 from routewright.ensemble_router.familiarity import load_heads
 from routewright.ensemble_router.learned_rules import LEARNED, load_learned
@@ -40,7 +42,8 @@ def profile(budget: int = 40) -> EnsembleProfile:
 def run(folder: Path, rule: str, budget: int = 40) -> tuple[dict[str, Any], Any]:
     base, tokenizer = base_model(profile(), TASKS, folder.parent / "base", seed=0)
     model = warm_adapters(base, tokenizer, TASKS, profile(), seed=0)
-    return loop.coevolve(profile(budget), TASKS, model, tokenizer, folder, rule, 0), model
+    bases = [Base(model, tokenizer, profile().agents.names)]
+    return loop.coevolve(profile(budget), TASKS, bases, folder, rule, 0), model
 
 
 def test_a_killed_run_resumes_to_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +137,37 @@ def test_rules_ask_as_many_agents_as_they_say(
     assert {row["agents_per_query"] for row in rows} == agents
     shares = [sum(row["agents"][name]["share"] for row in rows) / len(rows) for name in ("agent-0", "agent-1")]
     assert shares == [1.0, 0.0] if rule == "one-model" else shares[0] > 0 and shares[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "width", "lam", "told"),
+    [
+        ("last-layer", 32, 2.0, []),
+        ("half-lambda", 64, 1.0, ["2 agents at the margin 1 sum to a familiarity of 0.74, above tau = 0.7: lambda = 1"]),
+        ("double-lambda", 64, 4.0, []),
+    ],
+)
+def test_an_ablation_trains_heads_and_agents_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, width: int, lam: float, told: list[str]
+) -> None:
+    """One layer of 32 numbers instead of two; half and double λ in training and saved; N·e^(−λm) of that λ."""
+    monkeypatch.setattr(loop, "verify", coin)
+    seen: set[float] = set()
+    real = loop.familiarity
+
+    def watched(d: torch.Tensor, value: float) -> torch.Tensor:
+        seen.add(value)
+        return real(d, value)
+
+    monkeypatch.setattr(loop, "familiarity", watched)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        done, _ = run(tmp_path / rule, rule, 20)
+    assert [str(one.message).split(" should")[0] for one in caught if "margin" in str(one.message)] == told
+    assert done["updates.agent-0"] + done["updates.agent-1"] > 0
+    heads, description = load_heads(tmp_path / rule / "router")
+    assert (heads.width, description["lambda"], description["rule"]) == (width, lam, rule)
+    assert seen == {lam}
 
 
 def test_an_epoch_runs_through_all_tasks_in_whole_steps() -> None:

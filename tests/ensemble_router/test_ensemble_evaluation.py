@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("peft", reason="peft is in the train extra")
 
@@ -15,16 +16,24 @@ from routewright.ensemble_router import coevolve as loop
 from routewright.ensemble_router import coevolve_rules as stage
 from routewright.ensemble_router import held_out
 from routewright.ensemble_router.coevolve_rules import coevolve_rules
-from routewright.ensemble_router.evaluation_run import evaluate_ensemble
+from routewright.ensemble_router.evaluation_run import OOD_RECORDS, RECORDS, evaluate_ensemble
+from routewright.ensemble_router.familiarity import load_heads
 from routewright.ensemble_router.held_out import Held, always, outcome
+from routewright.ensemble_router.pooled import read_records
 from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
+from routewright.ensemble_router.prompts import encode_prompt
 from routewright.ensemble_router.results import EnsembleResults
 from routewright.ensemble_router.router import load_ensemble_router
 from routewright.ensemble_router.tasks import Task, read_tasks, write_tasks
+from routewright.ensemble_router.warm_up import base_model
 from routewright.errors import BadInput
 from routewright.evaluation.summary import Summary
+from serving.ensemble_router import EnsembleRouterPredictor
+from serving.exploration import Exploration
 
-RULES = ("familiarity", "top-1", "all", "frozen-router", "one-model", "random", "linucb", "icl")
+RULES = (
+    "familiarity", "top-1", "all", "frozen-router", "one-model", "random", "linucb", "icl", "last-layer", "half-lambda",
+)  # fmt: skip
 
 
 def tasks(split: str, n: int) -> list[Task]:
@@ -67,7 +76,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_rule_has_its_row(done: Path) -> None:
     summary = Summary.model_validate_json((done / "evaluation" / "summary.json").read_text())
     names = [row.name for row in summary.rows]
-    assert names == [
+    extra = {"base", "last-layer", "half-lambda"}
+    assert extra < set(names)
+    assert [name for name in names if name not in extra] == [
         "majority", "warm", "single-best", "one-model", "random", "top-1", "all", "linucb", "icl", "frozen-router",
         "familiarity", "warm:single-best", "warm:routed", "co-evolved:top-1", "co-evolved:top-2", "co-evolved:all",
         "co-evolved:random", "co-evolved:linucb", "co-evolved:reward-regression", "co-evolved:classifier", "co-evolved:icl",
@@ -82,6 +93,8 @@ def test_every_rule_has_its_row(done: Path) -> None:
     assert rows["co-evolved:top-2"]["accuracy"] == rows["co-evolved:all"]["accuracy"]  # of two agents
     assert rows["co-evolved:top-1"]["accuracy"] == rows["co-evolved:all"]["accuracy"]  # the heavier vote wins
     assert "latency_ms/p50" not in rows["single-best"]
+    assert rows["base"]["agents_per_query"].mean == 1.0
+    assert rows["base"]["accuracy/ood"].n == 4
     assert all((done / "evaluation" / path).exists() for path in summary.artifacts.values())
     gates = {gate.name: gate for gate in summary.gates}
     assert "accuracy − co-evolved:classifier's, lower end" in gates
@@ -100,9 +113,7 @@ def test_rules_are_fitted_on_training_questions_with_the_router_s_number_of_answ
 def test_results_agree_with_the_kept_answers(done: Path) -> None:
     """The single row `one-model` and the accuracy matrix, computed anew from answers/."""
     results = EnsembleResults.model_validate_json((done / "evaluation" / "results.json").read_text())
-    assert results.own == [
-        "one-model", "random", "top-1", "all", "linucb", "icl", "frozen-router", "familiarity",
-    ]  # fmt: skip
+    assert set(results.own) == set(RULES)
     kept = [json.loads(line) for line in (done / "evaluation" / "answers" / "one-model-test.jsonl").read_text().splitlines()]
     row = next(row for row in results.rows if row.name == "one-model")
     assert row.metrics["accuracy"].mean == pytest.approx(np.mean([line["rewards"][0] for line in kept]))
@@ -113,6 +124,56 @@ def test_results_agree_with_the_kept_answers(done: Path) -> None:
     assert [point.tau for point in results.curve] == [0.2, 0.7]
     assert {c.b for c in results.comparisons if c.ood} == {c.b for c in results.comparisons if not c.ood}
     assert len(results.map) == 12
+
+
+def test_ablations_decide_by_their_own_state_and_lambda(done: Path) -> None:
+    """Computed anew from the saved heads: one layer's state of 32 numbers, and half of λ = 2."""
+    base, tokenizer = base_model(tiny(), [], done / "trained" / "base", 0)
+    questions = tasks("test", 6)
+    prompts = [torch.tensor([encode_prompt(tokenizer, task.prompt)]) for task in questions]
+    results = EnsembleResults.model_validate_json((done / "evaluation" / "results.json").read_text())
+    rows = {row.name: row.metrics for row in results.rows}
+    for rule, layers, lam in (("last-layer", (4,), 2.0), ("half-lambda", (2, 3), 1.0)):
+        heads, description = load_heads(done / "trained" / "rules" / rule / "router")
+        assert (heads.width, description["lambda"]) == (32 * len(layers), lam)
+        asked = []
+        for tokens in prompts:
+            hidden = base.get_decoder()(tokens, output_hidden_states=True).hidden_states
+            f = np.exp(-lam * heads(torch.cat([hidden[layer][:, -1] for layer in layers], dim=-1)).detach().numpy()[0])
+            asked.append(1 if f.max() >= 0.7 else 2)
+        assert rows[rule]["agents_per_query"].mean == np.mean(asked)
+
+
+def test_the_base_answers_with_its_adapters_off(done: Path) -> None:
+    base, tokenizer = base_model(tiny(), [], done / "trained" / "base", 0)
+    kept = [json.loads(line) for line in (done / "evaluation" / "answers" / "base-test.jsonl").read_text().splitlines()]
+    for task, line in zip(tasks("test", 6), kept, strict=True):
+        tokens = torch.tensor([encode_prompt(tokenizer, task.prompt)])
+        made = base.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=3, do_sample=False)
+        assert line["texts"] == [tokenizer.decode(made[0, tokens.shape[1] :], skip_special_tokens=True)]
+
+
+def test_records_hold_each_row_s_answers_in_and_out_of_distribution(done: Path) -> None:
+    results = EnsembleResults.model_validate_json((done / "evaluation" / "results.json").read_text())
+    for name, suffix in ((RECORDS, ""), (OOD_RECORDS, "/ood")):
+        records = read_records(done / "evaluation" / name)
+        for row in results.rows:
+            if row.name != "majority":
+                assert records[row.name].reward.mean() == pytest.approx(row.metrics[f"accuracy{suffix}"].mean)
+                assert records[row.name].tokens.mean() == pytest.approx(row.metrics[f"tokens{suffix}"].mean)
+
+
+def test_the_router_folder_carries_what_drift_is_measured_from(done: Path) -> None:
+    """First choices on the dev questions, which the predictor's gauge takes; a new agent makes them void."""
+    folder = done / "trained" / "router"
+    counts = json.loads((folder / "routes.json").read_text())
+    router = load_ensemble_router(folder)
+    asked = [router.decide(task.prompt).agents[0] for task in tasks("dev", 4)]
+    assert counts == {name: asked.count(name) for name in ("agent-0", "agent-1")}
+    predictor = EnsembleRouterPredictor(folder, Exploration(0.0, 1.0, seed=0))
+    assert predictor.drift is not None
+    scores = [predictor.drift.add(name) for _ in range(125) for name in (*asked[:2], *asked[4:6])]
+    assert scores[-1] is not None
 
 
 def test_what_is_done_is_not_repeated(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_reasoning_gym_scores() -> None:
     reasoning_gym = pytest.importorskip("reasoning_gym", reason="reasoning-gym is in the ensemble extra")
     entry = reasoning_gym.create_dataset("countdown", seed=3, size=9)[2]
     one = task("reasoning-gym", None, generator=Generator(family="countdown", seed=3, index=2))
-    assert verify(one, entry["answer"]) == 1.0
+    assert verify(one, entry["answer"], timeout_s=120) == 1.0  # the scoring process begins here, slowly on a busy machine
     assert verify(one, f"<answer>{entry['metadata']['expression']}</answer>") == 1.0
     assert verify(one, "1 + 1") < 0.1
     plain = task("reasoning-gym", "12", generator=Generator(family="gcd", seed=1, index=0))

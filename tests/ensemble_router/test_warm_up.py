@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 pytest.importorskip("peft", reason="peft is in the train extra")
 
@@ -43,6 +44,12 @@ def test_words_are_one_token_and_letters_stand_alone() -> None:
     assert completion_text(tokenizer, [*answer, 0], [True] * 6 + [False]) == "esroh"
 
 
+def test_a_chat_template_s_date_does_not_change_from_day_to_day() -> None:
+    tokenizer = character_tokenizer(["26 Jul 2024: abc"], [])
+    tokenizer.chat_template = "{{ date_string }}: {{ messages[0]['content'] }}"
+    assert tokenizer.decode(encode_prompt(tokenizer, "abc")) == "26 Jul 2024: abc"
+
+
 def test_each_adapter_prefers_its_domain_and_the_base_stays(tmp_path: Path) -> None:
     base, tokenizer = base_model(profile(), TASKS, tmp_path, seed=0)
     before = {key: value.clone() for key, value in base.state_dict().items()}
@@ -69,6 +76,27 @@ def test_a_run_that_resumes_begins_with_the_same_base(tmp_path: Path) -> None:
     again, _ = base_model(other, TASKS, tmp_path, seed=0)
     assert first.dtype == again.dtype == torch.bfloat16
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in first.state_dict().items())
+
+
+def test_a_base_that_was_killed_while_it_was_saved_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed with half of the weights' file written: nothing of it is taken for a base, the next run makes a whole one."""
+    whole, _ = base_model(profile(), TASKS, tmp_path / "whole", seed=0)
+    real = PreTrainedModel.save_pretrained
+
+    def dying(model: PreTrainedModel, folder: Path, **more: object) -> None:
+        real(model, folder, **more)  # type: ignore[arg-type]
+        file = Path(folder) / "model.safetensors"
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", dying)
+    with pytest.raises(KeyboardInterrupt):
+        base_model(profile(), TASKS, tmp_path / "base", seed=0)
+    assert not (tmp_path / "base").exists()
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", real)
+    again, _ = base_model(profile(), TASKS, tmp_path / "base", seed=0)
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in whole.state_dict().items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "whole"]
 
 
 def test_a_seed_gives_the_same_adapters(tmp_path: Path) -> None:

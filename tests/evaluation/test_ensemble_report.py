@@ -8,28 +8,18 @@ import gzip
 import io
 import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from plotly.offline import get_plotlyjs
+from simulated_ensemble import AGENTS, small
 
-from routewright.ensemble_router.held_out import Outcome
-from routewright.ensemble_router.results import (
-    EnsembleResults,
-    MapPoint,
-    Specialisation,
-    TauPoint,
-    compared,
-    gates_of,
-    row_of,
-    separating,
-)
-from routewright.evaluation.bootstrap import Estimate, mean_interval
+from routewright.ensemble_router.results import EnsembleResults, gates_of, separating
+from routewright.evaluation.bootstrap import Estimate
 from routewright.evaluation.ensemble_report import EnsembleReportExtra, write_ensemble_report
-from routewright.evaluation.summary import Row, Summary, rich_table, table_markdown
+from routewright.evaluation.summary import Summary, rich_table, table_markdown
 
 EXTRA: EnsembleReportExtra = {
     "dataset": "gcd, spell_backward",
@@ -37,51 +27,6 @@ EXTRA: EnsembleReportExtra = {
     "trained": "Four LoRA agents and a familiarity router learnt together from 9,600 verified answers.",
     "lineage": {"profile digest": "9f86d081884c", "ensemble router": "0123456789ab"},
 }
-AGENTS = ["agent-0", "agent-1", "agent-2"]
-# Accuracy, agents asked of each simulated row.
-SKILL = {"warm": (0.5, 3), "single-best": (0.6, 1), "top-1": (0.6, 1), "top-2": (0.7, 2), "all": (0.76, 3),
-         "frozen-router": (0.55, 2),
-         "familiarity": (0.75, 1), "warm:routed": (0.55, 1), "co-evolved:all": (0.74, 3),
-         "co-evolved:top-2": (0.7, 2)}  # fmt: skip
-
-
-def simulate(n: int, seed: int) -> dict[str, Outcome]:
-    rng = np.random.default_rng(seed)
-    hard = rng.random(n)
-    return {
-        name: Outcome(
-            (hard < skill).astype(float), rng.integers(4, 9, n) * float(asked), np.full(n, float(asked)), [[0]] * n
-        )
-        for name, (skill, asked) in SKILL.items()
-    }  # fmt: skip
-
-
-@cache
-def small() -> tuple[EnsembleResults, Summary]:
-    domains, ood = ["gcd", "spell_backward"] * 150, ["gcd-large"] * 60
-    inside, beyond = simulate(300, 0), simulate(60, 1)
-    rows = [row_of(name, domains, inside[name], ood, beyond[name], [0.2, 0.3], 0, 50) for name in SKILL]
-    rows.insert(0, Row(name="majority", metrics={"accuracy": mean_interval([0.0, 1.0], 0, 50)}))
-    others = [name for name in SKILL if name != "familiarity"]
-    comparisons = [compared("familiarity", b, found, found is beyond, 0, 50) for found in (inside, beyond) for b in others]
-    share = {"gcd": [1.0, 0.2, 0.0], "spell_backward": [0.0, 0.9, 0.3]}
-    results = EnsembleResults(
-        agents=AGENTS, domains=["gcd", "spell_backward"], ood_domains=["gcd-large"], questions=300, ood_questions=60,
-        rows=rows, own=["top-1", "top-2", "all", "frozen-router", "familiarity"], tau=0.5,
-        answers={"top-1": 9600, "familiarity": 9616},
-        comparisons=comparisons,
-        curve=[
-            TauPoint(tau=t, accuracy=mean_interval([0.0, 1.0], 0, 50), tokens=6 + 9 * t, agents=1 + t) for t in (0.1, 1.0)
-        ],
-        specialisation=Specialisation(
-            asked=share, first=share, accuracy=share, warm_accuracy=share, information=0.8, initial=0.1, p=0.001,
-            interaction_p=0.002,
-        ),
-        map=[MapPoint(x=float(k), y=float(-k), domain=d, agent=AGENTS[k % 3]) for k, d in enumerate(domains)],
-        map_variance=[0.6, 0.2],
-    )  # fmt: skip
-    summary = Summary(pipeline="ensemble-router", profile="smoke", seed=0, wall_s=9.0, rows=rows, gates=gates_of(results))
-    return results, summary
 
 
 def histories() -> dict[str, list[dict[str, Any]]]:
@@ -176,11 +121,20 @@ def test_gates_say_what_was_promised() -> None:
     gates = {gate.name: gate for gate in summary.gates}
     assert list(gates) == [
         "accuracy − all's, the better of top-2 and all", "tokens ÷ all's", "accuracy − top-1's, lower end",
+        "accuracy − linucb's, lower end: not measured, no agents were trained with linucb",
+        "accuracy − reward-regression's, lower end: not measured, no agents were trained with reward-regression",
+        "accuracy − classifier's, lower end: not measured, no agents were trained with classifier",
         "accuracy − frozen-router's, lower end", "accuracy − warm's, lower end",
         "bits of agent and domain − untrained router's",
     ]  # fmt: skip
     assert gates["tokens ÷ all's"].passed
     assert gates["tokens ÷ all's"].value == pytest.approx(1 / 3, abs=0.03)
+    without = [c for c in results.comparisons if c.b != "frozen-router"]
+    rows = [row for row in results.rows if row.name != "frozen-router"]
+    told = gates_of(results.model_copy(update={"comparisons": without, "rows": rows}))
+    assert [(gate.name, gate.passed, gate.value) for gate in told if "frozen" in gate.name] == [
+        ("accuracy − frozen-router's, lower end: not measured, no agents were trained with frozen-router", False, None)
+    ]
     collapsed = results.specialisation.model_copy(update={"information": 0.0, "p": 1.0})
     last = gates_of(results.model_copy(update={"specialisation": collapsed}))[-1]
     assert not last.passed

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -149,6 +150,9 @@ def test_a_saved_router_is_given_its_thresholds(
     description = json.loads((folder / "router.json").read_text())
     fit_router(folder, splits["dev"], pool, search)
     assert json.loads((folder / "router.json").read_text()) == description, "as its own stage fitted them"
+    router = load_router(folder)
+    first = Counter(router.decide(e.query, e.reference).agents[0] for e in splits["dev"])
+    assert json.loads((folder / "routes.json").read_text()) == {name: first[name] for name in pool.names}
     only_office = [replace(e, qrels={"office": {"desk-red": 1}}, query="red desk") for e in splits["dev"]]
     fit_router(folder, only_office, pool, search)
     after = json.loads((folder / "router.json").read_text())
