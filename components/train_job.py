@@ -24,7 +24,9 @@ from components.stage import link_or_copy, write_atomically
 from routewright.errors import BadInput, StageFailed
 
 # Their training keeps several processes in step (DistributedDataParallel); the others' would each go its own way.
-DISTRIBUTED = frozenset({"sft"})
+DISTRIBUTED = frozenset({"sft", "distill-bc"})
+# Of these, where FSDP may spread the weights over the processes.
+SHARDED = frozenset({"sft"})
 TRAIN_JOB = "ROUTEWRIGHT_TRAIN_JOB"
 POD_NAME, POD_UID, NAMESPACE = "ROUTEWRIGHT_POD_NAME", "ROUTEWRIGHT_POD_UID", "ROUTEWRIGHT_NAMESPACE"
 PATH, MODEL, VALUE = "path", "model", "value"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Build images of routewright and print their sizes: docker/build.sh [serve|train|train-cpu ...]   (all of them unless named)
-# REGISTRY: what comes before routewright-<target> (localhost). PYTHON_IMAGE: the base, by digest in a release.
+# REGISTRY: what comes before routewright-<target> (localhost). PYTHON_IMAGE: the base, by digest in a release (docs/cluster.md).
 # TORCH_FROM: pip options that find PyTorch without CUDA. Each image's bill of materials goes to dist/<target>.cdx.json.
 set -euo pipefail
 cd "$(dirname "$0")/.."

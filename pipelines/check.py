@@ -53,7 +53,7 @@ def check_cluster(
     try:
         connect()
         core, storage = client.CoreV1Api(), client.StorageV1Api()
-        yield from check_namespace(core, namespace, placement.service_account)
+        yield from check_namespace(core, namespace, placement.service_account, placement.promotion_account)
         yield from check_names(core, namespace, asked.values())
         yield from check_claims(core, storage, namespace, placement, asked.values())
         yield from check_quota(core, namespace, asked)
@@ -81,15 +81,16 @@ def look(what: str, read: Callable[..., Any], *names: str) -> Any:
         return Finding(what, None, f"not checked, the API server answers {error.status} {error.reason}")
 
 
-def check_namespace(core: Any, namespace: str, account: str) -> Iterator[Finding]:
-    """The namespace and the runs' service account."""
+def check_namespace(core: Any, namespace: str, *accounts: str | None) -> Iterator[Finding]:
+    """The namespace and the runs' service accounts."""
     readers: dict[str, tuple[Callable[..., Any], tuple[str, ...], str]] = {
-        f"namespace {namespace}": (core.read_namespace, (namespace,), f"kubectl create namespace {namespace}"),
-        f"service account {account}": (
+        f"namespace {namespace}": (core.read_namespace, (namespace,), f"kubectl create namespace {namespace}")
+    }
+    for account in filter(None, accounts):
+        readers[f"service account {account}"] = (
             core.read_namespaced_service_account, (account, namespace),
             f"kubectl -n {namespace} create serviceaccount {account}",
-        ),
-    }  # fmt: skip
+        )  # fmt: skip
     for what, (read, names, mend) in readers.items():
         found = look(what, read, *names)
         if found is None:

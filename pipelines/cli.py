@@ -61,10 +61,11 @@ def submit(
     ] = None,
 ) -> None:
     """Run a pipeline on a cluster. The token comes from KF_PIPELINES_TOKEN or the pod's service account."""
-    from pipelines.plan import assignments, compiled, load_costs, plan_lines, stage_plans, typed_parameters
+    from pipelines.plan import assignments, check_names, compiled, load_costs, plan_lines, stage_plans, typed_parameters
 
     made = compiled(pipeline, placement, cache)
     parameters = typed_parameters(made.spec, assignments(param or []))
+    check_names(pipeline, parameters)
     stages = [plan.name for plan in stage_plans(made)]
     prices = load_costs(costs, stages) if costs else None
     if dry_run:
@@ -79,7 +80,7 @@ def submit(
     url = endpoint(host)
     client = connect(url)
     name = run_name or f"{made.version} {datetime.now():%Y-%m-%d %H:%M:%S}"
-    account = made.placement.service_account
+    account = made.placement.account_for(parameters)
     run_id = runs.submit(client, url, namespace, made, parameters, experiment or pipeline, name, account)
     typer.echo(f"run {run_id}: {run_link(url, run_id)}")
     if wait:
@@ -100,16 +101,18 @@ def apply_schedule(
     """Make the schedule what its file says. Can be repeated."""
     from pipelines import schedule as schedules
     from pipelines.endpoint import connect, endpoint
-    from pipelines.plan import compiled, typed_parameters
+    from pipelines.plan import check_names, compiled, typed_parameters
 
     schedule = schedules.load_schedule(file)
     try:
         made = compiled(schedule.pipeline, schedule.placement)
         parameters = typed_parameters(made.spec, schedule.params)
+        check_names(schedule.pipeline, parameters)
     except BadInput as error:
         raise BadInput(f"{file}: {error}") from None
     url = endpoint(host)
-    applied = schedules.apply(connect(url), url, namespace, schedule, made, parameters, made.placement.service_account)
+    account = made.placement.account_for(parameters)
+    applied = schedules.apply(connect(url), url, namespace, schedule, made, parameters, account)
     typer.echo(f"schedule {schedule.name} {applied.outcome} ({applied.id}, version {made.version})")
 
 

@@ -10,7 +10,7 @@ import yaml
 from kfp import compiler
 from kfp.dsl.graph_component import GraphComponent
 
-from components.train_job import DISTRIBUTED
+from components.train_job import DISTRIBUTED, SHARDED
 from pipelines.ensemble_router import ensemble_router
 from pipelines.placement import Placement, load_placement, placed, shipped_placements, stages_of
 from pipelines.retrain import retrain
@@ -46,7 +46,7 @@ def compile_all(out: Path, placement: str | None = None) -> list[Path]:
 def read_placement(name_or_path: str) -> Placement:
     """The placement of that name or file, whose stages are those of the pipelines."""
     stages = set().union(*(stages_of(pipeline) for pipeline in PIPELINES.values()))
-    return load_placement(name_or_path, stages, DISTRIBUTED)
+    return load_placement(name_or_path, stages, DISTRIBUTED, SHARDED)
 
 
 def compile_one(name: str, pipeline: GraphComponent, out: Path) -> Path:

@@ -184,6 +184,7 @@ class StagePlacement(_Strict):
     timeout_s: int | None = Field(default=None, ge=1, description="of one attempt")
     retry: Retry | None = None
     distributed: int | None = Field(default=None, ge=2, description="nodes of the TrainJob that the stage trains in")
+    sharded: bool = Field(default=False, description="FSDP: each process keeps a part of the weights, not all of them")
 
     @model_validator(mode="after")
     def _is_coherent(self) -> StagePlacement:
@@ -198,6 +199,8 @@ class StagePlacement(_Strict):
             raise ValueError(f"shm: expected less than the memory limit {limit}, of which it is a part, found {self.shm}")
         if self.distributed and self.work is None:
             raise ValueError("distributed: expected a work volume, which the nodes share")
+        if self.sharded and not (self.distributed and self.gpu):
+            raise ValueError("sharded: expected distributed and gpu, weights are spread over the GPUs of several nodes")
         return self
 
 
@@ -212,10 +215,11 @@ class Claim(_Strict):
 
 
 class Placement(_Strict):
-    """One placement file. ``service_account`` is the run's: KFP has one for all tasks, and it is given on submission."""
+    """One placement file. The service account is the run's: KFP has one for all tasks, and it is given on submission."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")]
     service_account: Name
+    promotion_account: Name | None = Field(default=None, description="of a run that deploys; it may change what is served")
     train_runtime: Name = "torch-distributed"
     claims: dict[Name, Claim] = {}
     defaults: StagePlacement = StagePlacement()
@@ -224,6 +228,11 @@ class Placement(_Strict):
     def of(self, stage: str) -> StagePlacement:
         """Where a stage runs."""
         return self.stages.get(stage, self.defaults)
+
+    def account_for(self, parameters: Mapping[str, Any]) -> str:
+        """The service account of a run with these parameters."""
+        deploys = parameters.get("promote") and parameters.get("deploy")
+        return (self.promotion_account if deploys else None) or self.service_account
 
 
 def check_keys(env: Mapping[str, str]) -> None:
@@ -243,11 +252,13 @@ def shipped_placements() -> list[str]:
     return sorted(file.stem for file in PLACEMENTS.glob("*.yaml"))
 
 
-def load_placement(name_or_path: str, known_stages: Collection[str], distributed: Collection[str] = ()) -> Placement:
+def load_placement(
+    name_or_path: str, known_stages: Collection[str], distributed: Collection[str] = (), sharded: Collection[str] = ()
+) -> Placement:
     """A shipped placement by name, or any placement file by path; BadInput names file and field.
 
     ``known_stages`` are the stages of all pipelines, which the file may name, ``distributed`` those of them that can train
-    on several nodes.
+    on several nodes, ``sharded`` those that can keep their weights in parts there.
     """
     path = PLACEMENTS / f"{name_or_path}.yaml"
     if not path.is_file():
@@ -272,11 +283,13 @@ def load_placement(name_or_path: str, known_stages: Collection[str], distributed
             raise BadInput(f"{path}: field stages.{stage}: no pipeline has that stage, expected one of {expected}")
         if not isinstance(given, dict):
             raise BadInput(f"{path}: field stages.{stage}: expected a mapping")
-        if given.get("distributed") and stage not in distributed:
-            expected = ", ".join(sorted(distributed)) or "none"
-            raise BadInput(f"{path}: field stages.{stage}.distributed: only these stages train on several nodes: {expected}")
-    if defaults.get("distributed"):
-        raise BadInput(f"{path}: field defaults.distributed: expected under the stages that train on several nodes")
+        for field, able in (("distributed", distributed), ("sharded", sharded)):
+            if given.get(field) and stage not in able:
+                expected = ", ".join(sorted(able)) or "none"
+                raise BadInput(f"{path}: field stages.{stage}.{field}: expected for these stages only: {expected}")
+    for field in ("distributed", "sharded"):
+        if defaults.get(field):
+            raise BadInput(f"{path}: field defaults.{field}: expected under the stages that train on several nodes")
     merged = {stage: without_nulls({**defaults, **given}) for stage, given in stages.items()}
     try:
         placement = Placement.model_validate(

@@ -18,8 +18,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipelines.compile import PIPELINES, compile_one, pipeline_resources, read_placement
-from pipelines.placement import Placement, StagePlacement, fault, placed
+from pipelines.placement import PLACEMENTS, Placement, StagePlacement, fault, placed
+from routewright.data_versions import parse_source
 from routewright.errors import BadInput
+from routewright.pools.fetch import EMBEDDED
 
 KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "STRING": ("text", (str,)),
@@ -30,6 +32,7 @@ KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "STRUCT": ("a JSON object", (dict,)),
 }
 """KFP's parameter types: as a person reads them, and as Python has them."""
+NAMED = {"pool": (EMBEDDED,), "environment": ("textworld", "shell")}
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,25 @@ def typed(name: str, kind: str, value: Any) -> Any:
     if not isinstance(found, types) or (isinstance(found, bool) and kind != "BOOLEAN"):
         raise BadInput(f"parameter {name}: expected {expected}, got {value!r}")
     return found
+
+
+def check_names(pipeline: str, parameters: Mapping[str, Any]) -> None:
+    """BadInput where profile, pool or environment are nothing that a stage takes: a name, a file that it sees, a version.
+
+    Files lie where the stages run, so only their paths can be looked at here: in a pod, none is relative.
+    """
+    folder = PLACEMENTS.parent / (pipeline if pipeline in ("step-router", "ensemble-router") else "profiles")
+    shipped = {"profile": tuple(sorted(file.stem for file in folder.glob("*.yaml"))), **NAMED}
+    for name in shipped.keys() & parameters.keys():
+        value = parameters[name]
+        if value in shipped[name] or Path(value).is_absolute():
+            continue
+        versioned = name != "profile"
+        if versioned and parse_source(value) is not None:
+            continue
+        expected = f"{', '.join(shipped[name])}, or the absolute path of a file that the stages see"
+        version = ", or a version ({repo: …, rev: …, path: …}, s3://…, file:///…)" if versioned else ""
+        raise BadInput(f"parameter {name}: expected {expected}{version}, got {value!r}")
 
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:
@@ -226,7 +248,7 @@ def plan_lines(made: Compiled, parameters: Mapping[str, Any], costs: Costs | Non
     """The plan as a person reads it; BadInput where a GPU type of the plan has no price in ``costs``."""
     plans = stage_plans(made, costs)
     yield f"pipeline {made.pipeline}, placement {made.placement.name}, version {made.version}"
-    yield f"service account {made.placement.service_account}"
+    yield f"service account {made.placement.account_for(parameters)}"
     yield "parameters"
     yield from (f"  {name} = {json.dumps(value, ensure_ascii=False)}" for name, value in parameters.items())
     yield "stages"

@@ -9,6 +9,13 @@ if TYPE_CHECKING:
 
 # Of the runtime torch-distributed: the job of the training nodes, and the container that trains.
 NODE = "node"
+# Accelerate's environment for FSDP; checkpoints are gathered, so that one folder holds all of them.
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+}
 
 
 def train_job(where: StagePlacement, runtime: str, image: str, env: dict[str, str]) -> dict[str, Any]:
@@ -28,7 +35,7 @@ def train_job(where: StagePlacement, runtime: str, image: str, env: dict[str, st
             "numNodes": where.distributed,
             "numProcPerNode": where.gpu.count if where.gpu else 1,
             "resourcesPerNode": {kind: found for kind, found in amounts.items() if found},
-            "env": variables(where, env),
+            "env": variables(where, {**env, **FSDP} if where.sharded else env),
         },
         "runtimePatches": [{"manager": "routewright", "trainingRuntimeSpec": {"template": {"spec": job_set(where)}}}],
     }

@@ -32,10 +32,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def run(
     stage: Annotated[Stage, typer.Argument(metavar="STAGE", help="A stage of dvc.yaml.")],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where its result goes.", file_okay=False)],
-    profile: Annotated[str, typer.Option(help="smoke, laptop, gpu, or a profile file.")],
     inputs: Annotated[
         list[Path] | None, typer.Argument(metavar="FOLDER…", help="Results of earlier stages, in the function's order.")
     ] = None,
+    profile: Annotated[str, typer.Option(help="smoke, laptop, gpu, or a profile file; fetch-search needs none.")] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random choices.")] = 0,
     source: Annotated[str, typer.Option(help="fetch-search: a pool. fetch-step: an environment.")] = "",
     metrics: Annotated[Path | None, typer.Option(metavar="FILE", help="Numbers for dvc metrics.")] = None,
@@ -66,11 +66,13 @@ def run(
 
 
 def profile_for(stage: Stage, profile: str) -> Any:
-    """The profile of that name or file among those of the stage's router."""
+    """The profile of that name or file among those of the stage's router; None where a pool is all that is asked for."""
     from routewright.config import load_profile
     from routewright.ensemble_router.profile import load_ensemble_profile
     from routewright.step_router.profile import load_step_profile
 
+    if stage == "fetch-search":
+        return None
     if stage in ROUTERS["search"]:
         return load_profile(profile)
     return (load_ensemble_profile if stage in ROUTERS["ensemble"] else load_step_profile)(profile)

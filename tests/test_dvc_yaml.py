@@ -56,8 +56,7 @@ def test_a_stage_depends_on_all_that_it_reads_and_makes_all_that_it_writes(name:
         if dep not in made:
             assert (ROOT / dep.replace("${profile}", PARAMS["profile"])).exists()
     used = {*re.findall(r"\$\{([a-z.]+)\}", stage["cmd"])}
-    assert set(stage["params"]) <= used
-    assert used - set(stage["params"]) <= {"profile", "seed"}
+    assert set(stage["params"]) == used, "a change reruns what depends on it, and only that"
 
 
 def test_there_are_stages_for_the_three_routers() -> None:
@@ -87,9 +86,12 @@ def test_a_stage_runs_on_folders_and_bad_input_is_one_sentence(tmp_path: Path) -
     done = run("fetch-step", "--out", str(tmp_path / "dataset"), "--profile", "smoke", "--source", "shell")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "dataset" / "tasks.json").read_text())["environment"] == "shell"
-    failed = run("fetch-search", "--out", str(tmp_path / "pool"), "--profile", "smoke", "--source", "nowhere.yaml")
+    failed = run("fetch-search", "--out", str(tmp_path / "pool"), "--source", "nowhere.yaml")
     assert failed.returncode == 2
     assert failed.stderr == "error: pool 'nowhere.yaml': expected 'aws-docs' or the path of a pool file\n"
+    failed = run("fetch-step", "--out", str(tmp_path / "dataset"), "--source", "shell")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: profile '' does not exist: expected one of gpu, ")
 
 
 def test_what_dvc_shows(tmp_path: Path) -> None:

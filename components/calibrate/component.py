@@ -37,7 +37,6 @@ def calibrate(
     from components.presentation import show_roc, show_thresholds, show_training
     from components.stage import stage
     from routewright import tracking
-    from routewright.step_router.calibration import calibrate_router
     from routewright.step_router.profile import load_step_profile
 
     settings = {"profile": profile, "seed": seed}
@@ -46,6 +45,8 @@ def calibrate(
         settled = load_step_profile(profile)
         with tracking.stage_run(run.name, run.key, settings, settled, "step-router") as fresh:
             if not run.done:
+                from routewright.step_router.calibration import calibrate_router
+
                 calibrate_router(Path(dataset.path), Path(policy.path), Path(verifier.path), run.folder, settled, seed)
             if fresh:
                 tracking.log_dataset(Path(dataset.path), "dataset", "training")

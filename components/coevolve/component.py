@@ -33,7 +33,6 @@ def coevolve(
     from components.presentation import show_training
     from components.stage import digest_of, publish, stage
     from routewright import tracking
-    from routewright.ensemble_router.coevolve_rules import coevolve_rules
     from routewright.ensemble_router.curves import shown_curves, write_curves
     from routewright.ensemble_router.profile import load_ensemble_profile
 
@@ -42,6 +41,8 @@ def coevolve(
         settled = load_ensemble_profile(profile)
         with tracking.stage_run(run.name, run.key, settings, settled, "ensemble-router") as fresh:
             if not run.done:
+                from routewright.ensemble_router.coevolve_rules import coevolve_rules
+
                 coevolve_rules(Path(examples.path), run.folder, settled, seed)
                 write_curves(run.folder)
             if fresh:

@@ -32,8 +32,8 @@ def distill_bc(
 
     from components.presentation import show_training
     from components.stage import stage
+    from components.train_job import train
     from routewright import tracking
-    from routewright.step_router.bc import distill_bc as clone
     from routewright.step_router.profile import load_step_profile
 
     settings = {"profile": profile, "seed": seed}
@@ -42,7 +42,9 @@ def distill_bc(
         settled = load_step_profile(profile)
         with tracking.stage_run(run.name, run.key, settings, settled, "step-router") as fresh:
             if not run.done:
-                clone(Path(dataset.path), Path(examples.path), run.folder, settled, seed)
+                from routewright.step_router.bc import distill_bc as clone
+
+                train(clone, Path(dataset.path), Path(examples.path), run.folder, settled, seed)
             if fresh:
                 tracking.log_dataset(Path(examples.path), "examples", "training")
                 tracking.log_history(run.folder / "history.jsonl")

@@ -37,7 +37,6 @@ def distill_dpo(
     from components.presentation import show_training
     from components.stage import stage
     from routewright import tracking
-    from routewright.step_router.dpo import distill_dpo as optimise
     from routewright.step_router.profile import load_step_profile
 
     settings = {"profile": profile, "seed": seed}
@@ -46,6 +45,8 @@ def distill_dpo(
         settled = load_step_profile(profile)
         with tracking.stage_run(run.name, run.key, settings, settled, "step-router") as fresh:
             if not run.done:
+                from routewright.step_router.dpo import distill_dpo as optimise
+
                 data, models = (Path(dataset.path), Path(examples.path)), (Path(bc.path), Path(verifier.path))
                 optimise(*data, *models, run.folder, settled, seed)
             if fresh:

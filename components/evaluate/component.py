@@ -43,13 +43,14 @@ def evaluate(
     from components.stage import stage
     from routewright import tracking
     from routewright.config import load_profile
-    from routewright.search_router.evaluate import evaluate as compare
 
     settings = {"profile": profile, "seed": seed}
     inputs = {"dataset": dataset, "examples": examples, "sft": sft, "rl": rl}
     with stage("evaluate", inputs, settings, evaluation, log) as run:
         with tracking.stage_run(run.name, run.key, settings, load_profile(profile)) as fresh:
             if not run.done:
+                from routewright.search_router.evaluate import evaluate as compare
+
                 data, models = (Path(dataset.path), Path(examples.path)), (Path(sft.path), Path(rl.path))
                 compare(*data, *models, run.folder, load_profile(profile), seed)
             if fresh:

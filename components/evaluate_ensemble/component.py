@@ -36,7 +36,6 @@ def evaluate_ensemble(
 
     from components.stage import stage
     from routewright import tracking
-    from routewright.ensemble_router.evaluation_run import evaluate_ensemble as compare_rules
     from routewright.ensemble_router.profile import load_ensemble_profile
 
     settings = {"profile": profile, "seed": seed}
@@ -45,6 +44,8 @@ def evaluate_ensemble(
         settled = load_ensemble_profile(profile)
         with tracking.stage_run(run.name, run.key, settings, settled, "ensemble-router") as fresh:
             if not run.done:
+                from routewright.ensemble_router.evaluation_run import evaluate_ensemble as compare_rules
+
                 compare_rules(Path(examples.path), Path(trained.path), run.folder, settled, seed)
             summary = json.loads((run.folder / "summary.json").read_text())
             if fresh:

@@ -40,7 +40,6 @@ def evaluate_step_router(
     from components.presentation import show_step_evaluation
     from components.stage import stage
     from routewright import tracking
-    from routewright.step_router.evaluation_run import evaluate
     from routewright.step_router.profile import load_step_profile
 
     settings = {"profile": profile, "seed": seed}
@@ -49,6 +48,8 @@ def evaluate_step_router(
         settled = load_step_profile(profile)
         with tracking.stage_run(run.name, run.key, settings, settled, "step-router") as fresh:
             if not run.done:
+                from routewright.step_router.evaluation_run import evaluate
+
                 data, models = Path(dataset.path), (Path(policy.path), Path(verifier.path), Path(router.path))
                 evaluate(data, *models, run.folder, settled, seed)
             if fresh:

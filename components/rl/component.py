@@ -36,13 +36,14 @@ def rl(
     from components.stage import stage
     from routewright import tracking
     from routewright.config import load_profile
-    from routewright.search_router.rl import train_rl
 
     settings = {"profile": profile, "seed": seed}
     inputs = {"dataset": dataset, "examples": examples, "sft": sft}
     with stage("rl", inputs, settings, model, log) as run:
         with tracking.stage_run(run.name, run.key, settings, load_profile(profile)) as fresh:
             if not run.done:
+                from routewright.search_router.rl import train_rl
+
                 settled = load_profile(profile)
                 train_rl(Path(dataset.path), Path(examples.path), Path(sft.path), run.folder, settled, seed)
             if fresh:

@@ -35,13 +35,14 @@ def sft(
     from components.train_job import train
     from routewright import tracking
     from routewright.config import load_profile
-    from routewright.search_router.sft import train_sft
 
     settings = {"profile": profile, "seed": seed}
     inputs = {"dataset": dataset, "examples": examples}
     with stage("sft", inputs, settings, model, log) as run:
         with tracking.stage_run(run.name, run.key, settings, load_profile(profile)) as fresh:
             if not run.done:
+                from routewright.search_router.sft import train_sft
+
                 settled = load_profile(profile)
                 train(train_sft, Path(dataset.path), Path(examples.path), run.folder, settled, seed)
             if fresh:

@@ -36,7 +36,6 @@ def verifier(
     from components.stage import stage
     from routewright import tracking
     from routewright.step_router.profile import load_step_profile
-    from routewright.step_router.verifier import train_verifier
 
     settings = {"profile": profile, "seed": seed}
     inputs = {"dataset": dataset, "examples": examples, "bc": bc}
@@ -44,6 +43,8 @@ def verifier(
         settled = load_step_profile(profile)
         with tracking.stage_run(run.name, run.key, settings, settled, "step-router") as fresh:
             if not run.done:
+                from routewright.step_router.verifier import train_verifier
+
                 train_verifier(Path(dataset.path), Path(examples.path), Path(bc.path), run.folder, settled, seed)
             if fresh:
                 tracking.log_dataset(Path(examples.path), "examples", "training")

@@ -6,6 +6,7 @@ cross-entropy of the first answer token over the vocabulary and the agent tokens
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,6 +94,30 @@ class DecisionSFTTrainer(SFTTrainer):
         return loss + answer
 
 
+def made_shardable(trainer: DecisionSFTTrainer) -> SearchRouterModel:
+    """Ready the trainer's model for FSDP2; returns a copy with the weights whole, for `gather_weights`.
+
+    The frozen trunk stays whole in every process: each remembers the states of its own queries, and so does not ask the
+    trunk as often as the others. FSDP shards no scalars.
+    """
+    model = trainer.policy
+    whole = copy.deepcopy(model)
+    for name, parameter in list(model.named_parameters(recurse=False)):
+        if parameter.ndim == 0:
+            setattr(model, name, torch.nn.Parameter(parameter.detach().reshape(1)))
+    model.get_input_embeddings = lambda: model.trunk.embed_tokens  # type: ignore[method-assign]
+    trainer.accelerator.state.fsdp_plugin.ignored_modules = "trunk"
+    return whole
+
+
+def gather_weights(trainer: DecisionSFTTrainer, whole: SearchRouterModel) -> None:
+    """Bring the sharded weights together in the first process's ``whole``; all processes have to call it."""
+    gathered = trainer.accelerator.get_state_dict(trainer.model)
+    if trainer.is_world_process_zero():
+        shapes = {name: value.shape for name, value in whole.state_dict().items()}
+        whole.load_state_dict({name: value.reshape(shapes[name]) for name, value in gathered.items()})
+
+
 def train_sft(dataset: Path, examples: Path, out: Path, profile: Profile, seed: int) -> None:
     """Fine-tune the profile's backbone on train.jsonl; writes a router folder `out`. Resumes from its last checkpoint."""
     if (out / "router.json").is_file():
@@ -173,12 +198,15 @@ def train_sft(dataset: Path, examples: Path, out: Path, profile: Profile, seed: 
     trainer.remove_callback(PrinterCallback)
     trainer.policy = model
     trainer.settings = settings
+    whole = made_shardable(trainer) if trainer.is_fsdp_enabled else model
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
+    if trainer.is_fsdp_enabled:
+        gather_weights(trainer, whole)
     if not trainer.is_world_process_zero():  # on several nodes the first one writes
         return
-    merge_lora(model)
+    merge_lora(whole)
     save_router(
-        model, tokenizer, out, pool, {"stage": "sft", "seed": seed, "profile": profile.name, "queries": len(train)}
+        whole, tokenizer, out, pool, {"stage": "sft", "seed": seed, "profile": profile.name, "queries": len(train)}
     )
     fit_router(out, read_examples(examples / "dev.jsonl"), pool, PoolSearch(pool))
     shutil.rmtree(out / "checkpoints", ignore_errors=True)

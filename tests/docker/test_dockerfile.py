@@ -49,6 +49,17 @@ def test_the_base_is_pinned_and_is_the_only_one() -> None:
     assert ":latest" not in DOCKERFILE.read_text()
 
 
+def test_a_base_by_digest_reaches_every_build(tmp_path: Path) -> None:
+    docker, log = tmp_path / "docker", tmp_path / "log"
+    docker.write_text(f'#!/bin/sh\necho "$*" >>{log}\n[ "$1" = image ] && echo 1000000\nexit 0\n')
+    docker.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON_IMAGE": "python@sha256:" + "5" * 64}
+    subprocess.run([ROOT / "docker" / "build.sh"], env=environment, check=True, capture_output=True)
+    builds = [line for line in log.read_text().splitlines() if line.startswith("build ")]
+    assert len(builds) == len(TARGETS)
+    assert all(f"--build-arg PYTHON_IMAGE={environment['PYTHON_IMAGE']} " in line for line in builds)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_runs_as_a_number_and_writes_to_one_volume(target: str) -> None:
     user = values(target, "USER")[-1]
@@ -58,7 +69,7 @@ def test_a_target_runs_as_a_number_and_writes_to_one_volume(target: str) -> None
     for variable in ("HOME", "TMPDIR", "HF_HOME", "XDG_CACHE_HOME"):
         assert environment[variable].startswith(volume), variable
     labels = " ".join(values(target, "LABEL"))
-    for label in ("title", "description", "licenses", "version", "revision"):
+    for label in ("title", "description", "licenses", "version", "revision", "base.name"):
         assert f"org.opencontainers.image.{label}=" in labels
 
 

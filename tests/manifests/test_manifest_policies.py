@@ -219,3 +219,18 @@ def test_placements_name_what_is_here() -> None:
         for config in placement["defaults"]["config_maps"]:
             assert config["name"] == "routewright"
             assert config.get("optional") or set(config["env"].values()) <= data.keys()
+
+
+def test_a_run_that_deploys_may_and_finds_its_deployment_file() -> None:
+    resources = overlay("production")
+    (subject,) = of_kind(resources, "RoleBinding")["promotion"]["subjects"]
+    deployments = of_kind(resources, "ConfigMap")["routewright-deploy"]
+    for file in sorted((ROOT / "configs" / "placement").glob("*.yaml")):
+        placement = yaml.safe_load(file.read_text())
+        assert placement["promotion_account"] == subject["name"]
+        *same, mounted = placement["stages"]["promote"]["config_maps"]
+        assert same == placement["defaults"]["config_maps"]
+        assert mounted["name"] == deployments["metadata"]["name"]
+        page = (ROOT / "docs" / "cluster.md").read_text()
+        (named,) = set(re.findall(rf"deploy={mounted['mount']}/([\w.-]+)", page))
+        assert named in deployments["data"]

@@ -19,6 +19,7 @@ from routewright.errors import BadInput, StageFailed
 
 PLACEMENT = """\
 service_account: trainer
+promotion_account: promoter
 claims:
   work: {size: 100Gi, storage_class: fast, access_modes: [ReadWriteMany]}
 defaults:
@@ -94,6 +95,7 @@ def everything() -> dict[str, Any]:
     return {
         CORE: object_(NAMESPACE),
         f"{CORE}/serviceaccounts/trainer": object_("trainer"),
+        f"{CORE}/serviceaccounts/promoter": object_("promoter"),
         f"{CORE}/secrets/store": object_("store", data={"access": "aGlkZGVu", "secret": "aGlkZGVu"}),
         f"{CORE}/secrets/hub": object_("hub", data={"token": "aGlkZGVu"}),
         f"{CORE}/secrets/registry": object_("registry", data={".dockerconfigjson": "e30="}),
@@ -162,6 +164,7 @@ def test_a_cluster_that_has_everything(cluster: Cluster, kfp: KfpApi, placement:
         "KFP endpoint": "✓ answers and takes the token",
         "namespace team": "✓ is there",
         "service account trainer": "✓ is there",
+        "service account promoter": "✓ is there",
         "configmap settings": "✓ is there with mlflow",
         "secret hub": "✓ is there with token",
         "secret registry": "✓ is there with .dockerconfigjson",
@@ -180,6 +183,8 @@ def test_a_cluster_that_has_everything(cluster: Cluster, kfp: KfpApi, placement:
         (CORE, "namespace team", "✗ is not there; kubectl create namespace team"),
         (f"{CORE}/serviceaccounts/trainer", "service account trainer",
          "✗ is not there; kubectl -n team create serviceaccount trainer"),
+        (f"{CORE}/serviceaccounts/promoter", "service account promoter",
+         "✗ is not there; kubectl -n team create serviceaccount promoter"),
         (f"{CORE}/secrets/store", "secret store",
          "✗ namespace team has none of that name; kubectl -n team create secret generic store "
          "--from-literal=access=… --from-literal=secret=…"),

@@ -226,7 +226,17 @@ def with_stage(fields: str, defaults: str = "{}") -> str:
         (with_stage("{}", "{distributed: 2}"), "field defaults.distributed: expected under the stages"),
         (
             "service_account: a\nstages: {judge: {distributed: 2}}",
-            "field stages.judge.distributed: only these stages train on several nodes: train",
+            "field stages.judge.distributed: expected for these stages only: train",
+        ),
+        (
+            "service_account: a\nstages: {judge: {sharded: true}}",
+            "field stages.judge.sharded: expected for these stages only: train",
+        ),
+        (with_stage("{}", "{sharded: true}"), "field defaults.sharded: expected under the stages"),
+        (with_stage("{sharded: true, gpu: {count: 1}}"), "sharded: expected distributed and gpu"),
+        (
+            with_stage("{sharded: true, distributed: 2, work: {claim: work, mount: /work}}"),
+            "sharded: expected distributed and gpu",
         ),
         (with_stage("{tolerations: [{operator: Exists, value: a}]}"), "expected no value with operator Exists"),
         (with_stage("{tolerations: [{value: a}]}"), "expected a key, or operator Exists"),
@@ -235,7 +245,7 @@ def with_stage(fields: str, defaults: str = "{}") -> str:
 def test_a_faulty_file_ends_in_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     file = written(tmp_path, text)
     with pytest.raises(BadInput) as caught:
-        load_placement(file, STAGES, {"train"})
+        load_placement(file, STAGES, {"train"}, {"train"})
     assert str(caught.value).startswith(f"{file}: ")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)

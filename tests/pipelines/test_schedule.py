@@ -102,6 +102,13 @@ def test_a_changed_file_replaces_it_and_never_do_two_run(kfp: KfpApi, file: Path
     assert schedule("apply", file).startswith("schedule weekly unchanged")
 
 
+def test_a_profile_that_no_stage_takes_makes_no_schedule(kfp: KfpApi, file: Path) -> None:
+    file.write_text(FILE.replace("profile: gpu", "profile: big"))
+    with pytest.raises(BadInput, match=r"schedule.yaml: parameter profile: expected gpu, laptop, smoke, .* got 'big'$"):
+        schedule("apply", file)
+    assert kfp.requests == []
+
+
 def test_a_replacement_that_was_killed_half_way_is_finished(kfp: KfpApi, file: Path) -> None:
     schedule("apply", file)
     file.write_text(FILE.replace("seed: 3", "seed: 4"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from pipelines import plan
 from pipelines.cli import pipelines_app
-from pipelines.plan import assignments, load_costs, typed, typed_parameters
+from pipelines.plan import assignments, check_names, load_costs, typed, typed_parameters
 from routewright.errors import BadInput, StageFailed
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +22,7 @@ SEARCH = ("submit", "search-router", "--param", "pool=aws-docs", "--param", "pro
 STAGES = ["fetch-dataset", "synthesize", "sft", "rl", "evaluate"]
 PLACEMENT = """\
 service_account: trainer
+promotion_account: promoter
 claims:
   work: {size: 10Gi, storage_class: fast}
 defaults:
@@ -161,6 +162,61 @@ def test_a_faulty_parameter_is_named_with_what_was_expected(
         typed_parameters(spec, assignments(parameters))
 
 
+FILE = "or the absolute path of a file that the stages see"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "parameter", "value", "expected"),
+    [
+        ("search-router", "profile", "gpus", f"gpu, laptop, smoke, {FILE}"),
+        ("retrain", "profile", "", f"gpu, laptop, smoke, {FILE}"),
+        ("step-router", "profile", "mine.yaml", "gpu, gpu-gemma-2-9b, .*, laptop, smoke, " + FILE),
+        ("ensemble-router", "profile", "s3://bucket/mine.yaml", f"gpu, laptop, smoke, {FILE}"),
+        ("search-router", "pool", "aws", f"aws-docs, {FILE}, or a version"),
+        ("step-router", "environment", "textwrold", f"textworld, shell, {FILE}, or a version"),
+    ],
+)
+def test_a_name_that_no_stage_takes_is_refused_before_anything_is_sent(
+    pipeline: str, parameter: str, value: str, expected: str
+) -> None:
+    with pytest.raises(BadInput, match=rf"^parameter {parameter}: expected {expected}.*, got '{value}'$"):
+        check_names(pipeline, {parameter: value})
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "parameters"),
+    [
+        ("search-router", {"pool": "aws-docs", "profile": "gpu", "seed": 0}),
+        ("retrain", {"pool": "/work/pool.yaml", "profile": "/work/mine.yaml"}),
+        ("search-router", {"pool": "{repo: https://host/project.git, rev: v1, path: datasets/pool}", "profile": "smoke"}),
+        ("step-router", {"environment": "s3://bucket/problems.jsonl", "profile": "gpu-llama-3.1-8b"}),
+        ("ensemble-router", {"profile": "laptop"}),
+    ],
+)
+def test_what_a_stage_takes_is_sent(pipeline: str, parameters: dict[str, Any]) -> None:
+    check_names(pipeline, parameters)
+
+
+def test_a_version_with_a_field_too_few_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^source \{repo: x\}: rev: Field required"):
+        check_names("search-router", {"pool": "{repo: x}"})
+
+
+def test_a_wrong_profile_is_bad_input_with_and_without_a_dry_run(placement: str, kfp: KfpApi) -> None:
+    for more in (["--dry-run"], []):
+        with pytest.raises(BadInput, match=r"^parameter profile: expected gpu, laptop, smoke"):
+            run_here(kfp, placement, *more, pipeline=["submit", "search-router", "-p", "pool=aws-docs", "-p", "profile=big"])
+    assert kfp.requests == []
+
+
+def test_only_a_run_that_deploys_has_the_account_that_may(placement: str, kfp: KfpApi) -> None:
+    deploys = ["--param", "promote=true", "--param", "deploy=/etc/routewright/deploy/search-router.yaml"]
+    for parameters in (deploys[:2], deploys):
+        run_here(kfp, placement, *parameters)
+    assert [run["service_account"] for run in kfp.kept["runs"].values()] == ["trainer", "promoter"]
+    assert "service account promoter" in run(*SEARCH, "--placement", placement, *deploys, "--dry-run").stdout
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
@@ -208,8 +264,8 @@ def test_a_run_is_started_with_typed_parameters_and_its_stages_are_told(placemen
     assert lines[-1] == f"run {started['run_id']} succeeded"
 
 
-def run_here(kfp: KfpApi, placement: str, *more: str) -> Result:
-    return run(*SEARCH, "--placement", placement, "--namespace", "team", "--host", kfp.url, "--poll-s", "0", *more)
+def run_here(kfp: KfpApi, placement: str, *more: str, pipeline: Sequence[str] = SEARCH) -> Result:
+    return run(*pipeline, "--placement", placement, "--namespace", "team", "--host", kfp.url, "--poll-s", "0", *more)
 
 
 def test_the_same_content_is_one_version_and_other_content_another(placement: str, kfp: KfpApi) -> None:

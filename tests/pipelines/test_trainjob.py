@@ -18,7 +18,9 @@ from training import train_toy
 
 from components import train_job
 from components.train_job import run_train_job, train, train_job_for
+from pipelines.compile import read_placement
 from pipelines.placement import load_placement, placed
+from pipelines.trainjob import train_job as manifest_of
 from routewright.config import load_profile
 from routewright.errors import BadInput, StageFailed
 
@@ -146,6 +148,16 @@ def test_the_nodes_are_what_the_placement_says(manifest: dict[str, Any]) -> None
         "/work": ("work", "runs"), "/scratch": ("scratch", None), "/dev/shm": ("shm", None), "/etc/files": ("files", None)
     }  # fmt: skip
     assert {volume["name"] for volume in pod["volumes"]} == {name for name, _ in mounts.values()}
+
+
+def test_only_a_sharded_stage_has_the_environment_of_fsdp() -> None:
+    where = read_placement("single-gpu").of("sft")
+    for sharded in (False, True):
+        made = manifest_of(where.model_copy(update={"distributed": 2, "sharded": sharded}), "runtime", IMAGE, {"A": "b"})
+        env = {variable["name"]: variable.get("value") for variable in made["spec"]["trainer"]["env"]}
+        assert env["A"] == "b"
+        assert ("ACCELERATE_USE_FSDP" in env) == sharded
+        assert env.get("FSDP_VERSION") == ("2" if sharded else None)
 
 
 def test_the_step_itself_takes_no_gpu_and_knows_its_pod(step: tuple[dict[str, Any], dict[str, Any]]) -> None:
