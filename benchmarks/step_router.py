@@ -2,6 +2,9 @@
 
     python benchmarks/step_router.py --profile laptop --out runs/step-router-bench
 
+Shell tasks (``--environment shell``) and programs (the path of a file of problems) have small profiles of their own:
+benchmarks/profiles/step-router-shell.yaml and step-router-code.yaml.
+
 Each finished stage is kept under --out and not repeated. The seeds share the tasks. Prints tables and writes them, with
 every number, to --results.
 """
@@ -18,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from routewright.evaluation.bootstrap import Estimate
 from routewright.step_router.bc import distill_bc
 from routewright.step_router.calibration import calibrate_router
 from routewright.step_router.dataset import fetch_tasks
@@ -76,21 +80,39 @@ def guarantee(episodes: Sequence[Episode], target: float, delta: float, seed: in
     return {"target": target, "delta": delta, "certified": certified / RESAMPLES, "broken": broken / RESAMPLES}
 
 
+def with_interval(metric: str, estimate: Estimate, tasks: int) -> str:
+    """The metric with its 95 % interval over tasks.
+
+    Where every episode ended alike a bootstrap knows no spread: then the exact (Clopper-Pearson) interval of so many tasks.
+    """
+    low, high = estimate.low, estimate.high
+    if metric == "success" and low == high and estimate.mean in (0.0, 1.0):
+        end = 0.025 ** (1 / tasks)
+        low, high = (end, 1.0) if estimate.mean else (0.0, 1 - end)
+    return f"{estimate.mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
 def tables(found: Sequence[tuple[int, StepResults, list[dict[str, float]]]]) -> str:
     """Markdown of all seeds."""
+    first = found[0][1]
+    told = "mean over seeds (range)" if len(found) > 1 else "95 % intervals over tasks"
     lines = [
-        "\n**Rows**, mean over seeds (range)\n",
+        f"\n**Rows**, {told}; {first.episodes} episodes of {first.tasks} test tasks, {first.seeds} perturbation seeds\n",
         "| row | " + " | ".join(METRICS) + " |",
         "|---" * (len(METRICS) + 1) + "|",
     ]
-    for name in [row.name for row in found[0][1].rows]:
+    for name in [row.name for row in first.rows]:
         cells = []
         for metric in METRICS:
-            values = [
-                row.metrics[metric].mean for _, results, _ in found for row in results.rows
+            estimates = [
+                row.metrics[metric] for _, results, _ in found for row in results.rows
                 if row.name == name and metric in row.metrics
             ]  # fmt: skip
-            cells.append(f"{np.mean(values):.3f} ({min(values):.3f}–{max(values):.3f})" if values else "")
+            values = [estimate.mean for estimate in estimates]
+            if len(estimates) == 1:
+                cells.append(with_interval(metric, estimates[0], first.tasks))
+            else:
+                cells.append(f"{np.mean(values):.3f} ({min(values):.3f}–{max(values):.3f})" if values else "")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "\n**Targets of risk**\n",
@@ -140,7 +162,8 @@ def main() -> None:
         episodes = read_episodes(folder / "evaluation" / "episodes.jsonl")
         checks = [guarantee(episodes, target, profile.router.delta, seed) for target in (0.1, 0.2, 0.3)]
         found.append((seed, results, checks))
-        command = f"python benchmarks/step_router.py --environment {arguments.environment} --profile {arguments.profile}"
+        source = Path(arguments.environment).name
+        command = f"python benchmarks/step_router.py --environment {source} --profile {arguments.profile}"
         text = f"`{command}`, seeds {[s for s, _, _ in found]}, {os.cpu_count()} cores {platform.machine()}\n{tables(found)}"
         print(text, flush=True)
         if arguments.results:

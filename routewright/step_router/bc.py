@@ -11,13 +11,15 @@ import math
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AddedToken, PrinterCallback
+from transformers import AddedToken, PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from routewright.config import BackboneSection, LoraSection
@@ -26,7 +28,7 @@ from routewright.language_models.training import History, last_checkpoint
 from routewright.step_router.names import SLOTS, known_words, name_slots, slot
 from routewright.step_router.policy import DESCRIPTION, Packed, Reader, action_log_probs, pack, packed_log_probs, save_model
 from routewright.step_router.profile import StepRouterProfile, TrainingSection
-from routewright.step_router.prompts import prompt
+from routewright.step_router.prompts import completion, prompt
 from routewright.step_router.synthesis import State, read_states, unique
 
 
@@ -73,6 +75,8 @@ class BcTrainer(SFTTrainer):
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         packed: Packed = inputs["packed"]
+        if not hasattr(model, "dtype"):  # DistributedDataParallel passes on calls, not attributes
+            model.dtype = model.module.dtype
         log_p = action_log_probs(packed_log_probs(model, packed), packed)
         listed = -log_p.values.log_softmax(1)[:, 0].mean()
         tokens = -(log_p.values[:, 0] / log_p.tokens[:, 0]).mean()
@@ -119,9 +123,15 @@ def bc_actions(state: State, most: int) -> list[str]:
 
 
 def new_policy(backbone: BackboneSection, states: list[State], limit: int, seed: int) -> tuple[Any, Reader]:
-    """The backbone as a policy that has learnt nothing yet; one from an architecture reads names as slots."""
+    """The backbone as a policy that has learnt nothing yet.
+
+    One from an architecture reads names as slots where actions are listed; where it has to write them, it reads all words.
+    """
     if backbone.source != "architecture":
         model, tokenizer = load_backbone(backbone, [], seed)
+        return model, Reader(tokenizer, limit)
+    if not any(state.situation.observation.admissible for state in states):
+        model, tokenizer = load_backbone(backbone, [prompt(s.situation) + completion(s.teacher) for s in states], seed)
         return model, Reader(tokenizer, limit)
     shown = [(s.task, prompt(s.situation)) for s in states]
     listed = [(s.task, " ".join([s.teacher, *(s.situation.observation.admissible or ())])) for s in states]
@@ -137,17 +147,24 @@ def new_policy(backbone: BackboneSection, states: list[State], limit: int, seed:
     return model, Reader(tokenizer, limit, known)
 
 
-def distill_bc(dataset: Path, examples: Path, out: Path, profile: StepRouterProfile, seed: int) -> None:
-    """Clone the teacher on the synthesized states; writes a policy folder `out`. Resumes from its last checkpoint."""
+def distill_bc(
+    dataset: Path, examples: Path, out: Path, profile: StepRouterProfile, seed: int,
+    watchers: Sequence[TrainerCallback] = (),
+) -> None:  # fmt: skip
+    """Clone the teacher on the synthesized states; writes a policy folder `out`. Resumes from its last checkpoint.
+
+    ``watchers`` see the training go on, to time it.
+    """
     if (out / DESCRIPTION).is_file():
         return
     out.mkdir(parents=True, exist_ok=True)
     section = profile.bc
     states = list(unique(read_states(examples)))
     model, reader = new_policy(profile.backbone, states, section.max_length, seed)
+    reader = replace(reader, new_tokens=section.new_tokens)
     dtype = resolve_dtype(profile.backbone.dtype)
     torch.manual_seed(seed)
-    epochs = math.ceil(section.epochs)
+    epochs, processes = math.ceil(section.epochs), PartialState().num_processes
     read = [  # every epoch with other names
         reader.read(state.situation, bc_actions(state, section.actions), draw) for draw in range(epochs) for state in states
     ]
@@ -155,7 +172,7 @@ def distill_bc(dataset: Path, examples: Path, out: Path, profile: StepRouterProf
     for epoch in range(epochs):
         first = epoch * len(states)
         lengths = [len(text) + sum(map(len, actions)) for text, actions in read[first : first + len(states)]]
-        order += [first + row for row in mixed_batches(lengths, section.batch_size, seed + epoch)]
+        order += [first + row for row in mixed_batches(lengths, section.batch_size * processes, seed + epoch)]
     read = [read[row] for row in order[: round(section.epochs * len(states))]]
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -175,11 +192,13 @@ def distill_bc(dataset: Path, examples: Path, out: Path, profile: StepRouterProf
         data_collator=collate,
         processing_class=reader.tokenizer,
         peft_config=lora_config(section.lora),
-        callbacks=[History(out, "behaviour cloning", "loss")],
+        callbacks=[History(out, "behaviour cloning", "loss"), *watchers],
     )
     trainer.token_weight = section.token_weight
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
+    if not trainer.is_world_process_zero():  # on several nodes the first one writes
+        return
     trained: Any = trainer.model
     if section.lora:
         trained = trained.merge_and_unload()

@@ -28,7 +28,9 @@ from routewright.step_router.risk import (
     RiskModel,
     RiskSettings,
     Rollouts,
+    both_outcomes,
     calibrate,
+    constant_risk,
     fit_risk,
     save_risk,
     stack,
@@ -42,6 +44,7 @@ from routewright.step_router.thresholds import (
 
 PARITY = 0.98  # of the LLM's success on the threshold split, which the operating threshold keeps
 GRID = 12  # thresholds that are re-executed
+EVERY = -1.0  # the threshold that every benefit exceeds
 BENEFITS_KEPT = 1000  # past ones for pacing under a budget
 
 
@@ -69,9 +72,16 @@ def benefit_grid(model: RiskModel, rollouts: Rollouts) -> list[float]:
 def fit(
     train: Rollouts, explored: Explored | None, holdout: Rollouts, settings: RiskSettings, seed: int
 ) -> tuple[RiskModel, list[dict[str, float]]]:
-    """A router fitted on the first two and calibrated on ``holdout``; without both outcomes there, on ``train``."""
+    """A router fitted on the first two and calibrated on ``holdout``; without both outcomes there, on ``train``.
+
+    Without both in either, its risk is constant.
+    """
     model, history = fit_risk(train, explored, settings, seed)
-    calibrate(model, holdout if len(np.unique(holdout.failed)) > 1 else train)
+    known = next((part for part in (holdout, train) if both_outcomes(part)), None)
+    if known is None:
+        constant_risk(model, train)
+    else:
+        calibrate(model, known)
     return model, history
 
 
@@ -117,10 +127,10 @@ def _one_policy(
 ) -> dict[str, Any]:  # fmt: skip
     """Rollouts, router and thresholds of one small model."""
     section, tasks = profile.router, read_tasks(dataset).splits
-    make = player(dataset, policy, verifier, section.candidates)
-    silent = player(dataset, policy, verifier, section.candidates, log_probs=False)
-    seeds, each = perturbation_seeds("router", section.seed_pool), section.seeds
     work = out / "checkpoints" / name  # for resuming; not part of what the stage hands on
+    make = player(dataset, policy, verifier, section.candidates, work / "proposals")
+    silent = player(dataset, policy, verifier, section.candidates, work / "proposals", log_probs=False)
+    seeds, each = perturbation_seeds("router", section.seed_pool), section.seeds
     told = alone("slm", work / "router", make, tasks["router"], seeds, each, profile.workers)
     untold = alone("slm", work / "router-without-logprobs", silent, tasks["router"], seeds, 1, profile.workers)
     coins = [Rule(f"coin-{draw}", Coin(draw), 1 - section.coin_rate, keep=True) for draw in range(section.coins)]
@@ -167,9 +177,9 @@ def _one_policy(
 def choose_thresholds(played: Sequence[Episode], grid: Sequence[float], profile: StepRouterProfile) -> dict[str, Any]:
     """Thresholds from episodes that were re-executed at each threshold of the grid.
 
-    ``parity``: the largest whose success is at least PARITY of the LLM's (the smallest of the grid where none is), the
-    operating one. ``bayes``: from costs. ``budget``: for the profile's calls an episode. ``guaranteed``: Learn-then-Test
-    over tasks; None where nothing is certified. A threshold of 1 never escalates.
+    ``parity``: the largest whose success is at least PARITY of the LLM's (EVERY where none is), the operating one.
+    ``bayes``: from costs. ``budget``: for the profile's calls an episode. ``guaranteed``: Learn-then-Test over tasks; None
+    where nothing is certified. A threshold of 1 never escalates.
     """
     section = profile.router
     by_row: dict[tuple[str, float | None], list[Episode]] = {}
@@ -188,7 +198,7 @@ def choose_thresholds(played: Sequence[Episode], grid: Sequence[float], profile:
     losses = (member @ (1 - success).T) / member.sum(axis=1, keepdims=True)
     budget = threshold_for_calls(calls.T, grid, section.call_budget)
     thresholds: dict[str, float | None] = {
-        "parity": grid[int(reached[-1])] if reached.size else grid[0],
+        "parity": grid[int(reached[-1])] if reached.size else EVERY,
         "bayes": min(1.0, bayes_threshold(section.c_slm, section.c_llm, section.kappa)),
         "budget": min(1.0, budget),
         "guaranteed": learn_then_test(losses, grid, section.target_failure, section.delta, p_value="hoeffding-bentkus"),

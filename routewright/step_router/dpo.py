@@ -28,7 +28,6 @@ from routewright.language_models.training import History, last_checkpoint
 from routewright.step_router.bc import lora_config, training_arguments
 from routewright.step_router.policy import (
     DESCRIPTION,
-    Policy,
     Reader,
     SmallModel,
     action_log_probs,
@@ -39,7 +38,8 @@ from routewright.step_router.policy import (
     save_model,
 )
 from routewright.step_router.profile import DpoSection, StepRouterProfile
-from routewright.step_router.situations import Situation
+from routewright.step_router.remembered import Remembered
+from routewright.step_router.situations import Proposer, Situation
 from routewright.step_router.synthesis import State
 from routewright.step_router.verifier import chosen_states
 
@@ -66,9 +66,8 @@ def rejected(scored: Sequence[tuple[str, float]], teacher: tuple[str, float], ga
     return next((other for other, score in scored if other.strip() != action.strip() and best - score >= gap), None)
 
 
-def make_pairs(states: Sequence[State], policy: Policy, verifier: Any, settings: DpoSection) -> list[Pair]:
-    """The preferences at these states; a state without a gap gives none."""
-    proposer = SmallModel(policy, verifier, settings.samples)
+def make_pairs(states: Sequence[State], proposer: Proposer, verifier: Any, settings: DpoSection) -> list[Pair]:
+    """The preferences at these states, of proposals with scores; a state without a gap gives none."""
     proposed = proposer.propose([state.situation for state in states])
     teacher_scores = verifier.scores([s.situation for s in states], [[s.teacher] for s in states])
     pairs = []
@@ -176,7 +175,8 @@ def distill_dpo(
     """Verifier-guided DPO; writes `out`/policy and, where the profile asks for ablations, `out`/policy-no-jsd."""
     out.mkdir(parents=True, exist_ok=True)
     policy, judge = load_policy(bc), load_verifier(verifier)
-    pairs = make_pairs(chosen_states(examples, profile.dpo.states, seed), policy, judge, profile.dpo)
+    proposer = Remembered(SmallModel(policy, judge, profile.dpo.samples), out / "proposals")
+    pairs = make_pairs(chosen_states(examples, profile.dpo.states, seed), proposer, judge, profile.dpo)
     if not pairs:
         raise BadInput(
             f"{verifier}: no proposal scores lower than the teacher's action by dpo.gap = {profile.dpo.gap}: no pairs"
@@ -185,6 +185,7 @@ def distill_dpo(
     train_dpo(pairs, bc, out / "policy", profile, profile.dpo.jsd, seed, "dpo + jsd")
     if profile.evaluation.ablations:
         train_dpo(pairs, bc, out / "policy-no-jsd", profile, 0.0, seed, "dpo without jsd")
+    shutil.rmtree(out / "proposals", ignore_errors=True)
     shutil.copyfile(out / "policy" / "history.jsonl", out / "history.jsonl")
     if (bc / "history.jsonl").is_file():
         shutil.copyfile(bc / "history.jsonl", out / "bc-history.jsonl")  # the report shows it as well

@@ -140,7 +140,8 @@ def evaluate(
     tasks = read_tasks(dataset)
     section, test = profile.router, tasks.splits["test"]
     seeds, each = perturbation_seeds("test", profile.evaluation.seed_pool), profile.evaluation.seeds
-    make = player(dataset, policy / "policy", verifier, section.candidates)
+    work = out / "checkpoints"
+    make = player(dataset, policy / "policy", verifier, section.candidates, work / "proposals")
     with np.load(router / "rollouts.npz", allow_pickle=False) as file:
         known = Rollouts(**{field: file[f"holdout_{field}"] for field in ("features", "episode", "failed", "seed")})
     description = load_risk(router)[1]
@@ -148,7 +149,6 @@ def evaluate(
     if threshold is None:
         raise BadInput(f"{router}: the operating threshold {description['operating']} is not set, nothing was certified")
     rules, models = rules_of(router, known, profile.evaluation.settings, {"risk": threshold})
-    work = out / "checkpoints"
     played = play(make, rules, test, seeds, work / "rows", profile.workers, "held-out episodes", each)
     slm = [episode for episode in played if episode.row == "slm"]
     operating = {"risk": threshold}
@@ -156,7 +156,7 @@ def evaluate(
     if profile.evaluation.ablations:
         other, told = load_risk(router / "no-jsd")
         operating["risk-no-jsd"] = told["thresholds"][told["operating"]]
-        without = player(dataset, policy / "policy-no-jsd", verifier, section.candidates)
+        without = player(dataset, policy / "policy-no-jsd", verifier, section.candidates, work / "proposals-no-jsd")
         own = alone("slm-no-jsd", work / "slm-no-jsd", without, test, seeds, each, profile.workers)
         own_grid = quantile_grid(other.benefits(as_rollouts(own).features), profile.evaluation.settings)
         grid = sorted({*own_grid, operating["risk-no-jsd"]})

@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LogitsProcessor
 
 from routewright.errors import BadInput
-from routewright.language_models import word_match  # noqa: F401 - makes its architecture known to transformers
+from routewright.language_models import word_match
 from routewright.step_router.features import Candidate
 from routewright.step_router.names import name_slots
 from routewright.step_router.prompts import completion, prompt
 from routewright.step_router.situations import Situation
 
 BATCH_TOKENS = 8_192  # of one pass, padding included
-NEW_TOKENS = 256  # of an action that is written
+NEW_TOKENS = 256  # of an action that is written, where its profile said nothing
 DIGITS = 4  # log-probabilities and scores are rounded, so that what else is in a batch cannot tip a tie
 DESCRIPTION = "policy.json"
 
@@ -35,11 +35,13 @@ class Reader:
     """How situations and actions become tokens; ``limit``: prompt tokens that are read.
 
     ``known``: the words that are read as they are, all others being names (see `names.py`); None reads every word.
+    ``new_tokens``: of an action that is written, at most.
     """
 
     tokenizer: Any
     limit: int
     known: frozenset[str] | None = None
+    new_tokens: int = NEW_TOKENS
 
     def read(self, situation: Situation, actions: Sequence[str], draw: int = 0) -> tuple[list[int], list[list[int]]]:
         """Tokens of the prompt, and of each action with the end-of-sequence token.
@@ -191,6 +193,14 @@ class LanguageModel:
             yield batch, pack([read[i][0] for i in batch], [read[i][1] for i in batch], self.reader.tokenizer.pad_token_id)
 
 
+class FirstIsGreedy(LogitsProcessor):
+    """Leaves the first row its most probable token only, so that one pass writes the greedy text and the samples."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        others = torch.arange(scores.shape[1], device=scores.device) != scores[0].argmax()
+        return torch.cat([scores[:1].masked_fill(others, -torch.inf), scores[1:]])
+
+
 @dataclass(frozen=True)
 class Policy(LanguageModel):
     """π_θ: log p of actions, and actions of its own."""
@@ -210,18 +220,16 @@ class Policy(LanguageModel):
     def write(self, situation: Situation, count: int, seed: int) -> list[str]:
         """``count`` actions as free text: the greedy one and samples at temperature 1 from ``seed``."""
         tokenizer = self.reader.tokenizer
-        tokens = torch.tensor([self.reader.read(situation, [])[0]], device=self.model.device)
-        common = {
-            "attention_mask": torch.ones_like(tokens), "max_new_tokens": NEW_TOKENS,
-            "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id,
-            "use_cache": self.model.config.use_cache,
-        }  # fmt: skip
-        rows = list(self.model.generate(tokens, do_sample=False, **common))
-        if count > 1:
-            state = torch.get_rng_state()
-            torch.manual_seed(seed)
-            rows += list(self.model.generate(tokens, do_sample=True, top_k=0, num_return_sequences=count - 1, **common))
-            torch.set_rng_state(state)
+        tokens = torch.tensor([self.reader.read(situation, [])[0]] * count, device=self.model.device)
+        cache = not isinstance(self.model, word_match.WordMatchForCausalLM)  # training leaves its config saying no
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        rows = self.model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=self.reader.new_tokens, do_sample=True,
+            top_k=0, top_p=1.0, temperature=1.0, logits_processor=[FirstIsGreedy()], use_cache=cache,
+            pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+        torch.set_rng_state(state)
         texts = [tokenizer.decode(row[tokens.shape[1] :], skip_special_tokens=True) for row in rows]
         return [text.removeprefix(" ") for text in texts]
 
@@ -287,7 +295,10 @@ def save_model(model: Any, reader: Reader, folder: Path, facts: dict[str, Any]) 
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     known = None if reader.known is None else sorted(reader.known)
-    content = {**facts, "limit": reader.limit, "known_words": known, "weights_sha256": digest.hexdigest()}
+    content = {
+        **facts, "limit": reader.limit, "known_words": known, "new_tokens": reader.new_tokens,
+        "weights_sha256": digest.hexdigest(),
+    }  # fmt: skip
     partial = folder / f"{DESCRIPTION}.partial"
     partial.write_text(json.dumps(content, indent=1))
     os.replace(partial, folder / DESCRIPTION)
@@ -305,7 +316,8 @@ def _load(folder: Path, kind: Any, what: str) -> tuple[Any, Reader]:
         if (stage == "verifier") != (what == "verifier"):  # the other kind's weights would load, with a random head
             raise ValueError(f"it was written by the stage {stage}")
         model = kind.from_pretrained(folder, use_safetensors=True)
-        reader = Reader(AutoTokenizer.from_pretrained(folder), limit, None if known is None else frozenset(known))
+        words, written = None if known is None else frozenset(known), int(content.get("new_tokens", NEW_TOKENS))
+        reader = Reader(AutoTokenizer.from_pretrained(folder), limit, words, written)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise BadInput(f"{what} {folder}: cannot be loaded ({' '.join(str(error).split())[:200]})") from None
     model.requires_grad_(False)

@@ -54,6 +54,7 @@ class BcSection(TrainingSection):
 
     actions: int = Field(16, gt=1, description="listed actions that a pass compares, the teacher's among them")
     token_weight: float = Field(1.0, ge=0, description="weight of the completion's token loss beside the listed one")
+    new_tokens: int = Field(256, gt=0, description="tokens of an action that the policy writes, at most")
 
 
 class VerifierSection(TrainingSection):

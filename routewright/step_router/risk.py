@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from scipy.special import expit
+from scipy.special import expit, logit
 from torch import nn
 from torch.nn.functional import softplus
 
@@ -248,10 +248,9 @@ def fit_risk(
 
     Without ``explored`` only the first output is trained, and `RiskModel.benefits` means nothing.
 
-    The games must not be those the policy was trained on: it hardly fails there, and nothing is learnt (BadInput where
-    no episode failed, or all did).
+    The games must not be those the policy was trained on: it hardly fails there, and nothing is learnt. Where all episodes
+    end alike, only the benefit is (see `constant_risk`).
     """
-    _both_outcomes(rollouts)
     features = check_features(rollouts.features)
     failed = torch.tensor(rollouts.failed, dtype=torch.float32)
     episode = torch.tensor(rollouts.episode, dtype=torch.long)
@@ -295,9 +294,23 @@ def fit_risk(
     return model.eval(), history
 
 
-def _both_outcomes(rollouts: Rollouts) -> None:
-    if len(np.unique(rollouts.failed)) < 2:
-        raise BadInput("rollouts.failed: expected failed and successful episodes, found only one kind")
+def both_outcomes(rollouts: Rollouts) -> bool:
+    """Whether some episodes failed and some did not."""
+    return len(np.unique(rollouts.failed)) > 1
+
+
+def constant_risk(model: RiskModel, rollouts: Rollouts) -> None:
+    """Make the risk (failures + 1)/(episodes + 2) whatever the features, where all of E episodes ended alike, in place.
+
+    Laplace's rule of succession: one kind of outcome tells nothing apart, and E of it do not make it certain.
+    """
+    rate = (float(rollouts.failed.sum()) + 1) / (len(rollouts.failed) + 2)
+    final = model.layers[-1]
+    assert isinstance(final, nn.Linear)
+    with torch.no_grad():
+        final.weight[0] = 0.0
+        final.bias[0] = float(logit(rate))
+        model.temperature.fill_(1.0)
 
 
 def calibrate(model: RiskModel, rollouts: Rollouts) -> None:
@@ -305,9 +318,10 @@ def calibrate(model: RiskModel, rollouts: Rollouts) -> None:
 
     Least episode-weighted log loss of σ(z/T + b); b undoes the level shift that cost and constraint leave and goes into
     the last layer's bias, so the form stays σ(z/T). T > 0: the order of steps, hence the escalation at a matched rate,
-    does not change.
+    does not change. BadInput where all episodes end alike.
     """
-    _both_outcomes(rollouts)
+    if not both_outcomes(rollouts):
+        raise BadInput("rollouts.failed: expected failed and successful episodes, found only one kind")
     with torch.inference_mode():
         model.eval()
         z = model(torch.tensor(check_features(rollouts.features), dtype=torch.float32))[:, 0].double().numpy()
@@ -316,9 +330,9 @@ def calibrate(model: RiskModel, rollouts: Rollouts) -> None:
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         slope, shift = np.exp(parameters[0]), parameters[1]
-        logit = slope * z + shift
-        gradient = weight * (expit(logit) - y)
-        value = float((weight * (np.logaddexp(0.0, logit) - y * logit)).sum())
+        u = slope * z + shift
+        gradient = weight * (expit(u) - y)
+        value = float((weight * (np.logaddexp(0.0, u) - y * u)).sum())
         return value, np.array([(gradient * slope * z).sum(), gradient.sum()])
 
     found = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-5, 5), (-20, 20)])

@@ -15,6 +15,7 @@ from routewright.step_router.episodes import Episode, Make
 from routewright.step_router.features import NAMES, Candidate
 from routewright.step_router.perturbations import TABLE
 from routewright.step_router.policy import SmallModel, load_policy, load_verifier
+from routewright.step_router.remembered import Remembered
 from routewright.step_router.risk import Explored, Rollouts
 from routewright.step_router.situations import Proposer, Situation
 from routewright.step_router.taught import taught_environment
@@ -34,16 +35,23 @@ class WithoutLogprobs:
         return [[replace(candidate, token_logprobs=None) for candidate in candidates] for candidates in proposed]
 
 
-def _player(dataset: Path, policy: Path, verifier: Path, candidates: int, log_probs: bool) -> tuple[Proposer, Environment]:
-    proposer: Proposer = SmallModel(load_policy(policy), load_verifier(verifier), candidates)
+def _player(
+    dataset: Path, policy: Path, verifier: Path, candidates: int, memory: Path, log_probs: bool
+) -> tuple[Proposer, Environment]:
+    proposer: Proposer = Remembered(SmallModel(load_policy(policy), load_verifier(verifier), candidates), memory)
     if not log_probs:
         proposer = WithoutLogprobs(proposer)
     return proposer, taught_environment(read_tasks(dataset), tuple(TABLE.values()))
 
 
-def player(dataset: Path, policy: Path, verifier: Path, candidates: int, log_probs: bool = True) -> Make:
-    """What `play` needs: the small model and the environment under every perturbation."""
-    return partial(_player, dataset, policy, verifier, candidates, log_probs)
+def player(
+    dataset: Path, policy: Path, verifier: Path, candidates: int, memory: Path, log_probs: bool = True
+) -> Make:
+    """What `play` needs: the small model and the environment under every perturbation.
+
+    ``memory``: a folder of this policy and verifier, for actions that are written (see `Remembered`).
+    """
+    return partial(_player, dataset, policy, verifier, candidates, memory, log_probs)
 
 
 def as_rollouts(episodes: Sequence[Episode]) -> Rollouts:

@@ -24,7 +24,6 @@ from routewright.step_router.bc import lora_config, packed_rows, training_argume
 from routewright.step_router.policy import (
     DESCRIPTION,
     Packed,
-    Policy,
     SmallModel,
     load_policy,
     pack,
@@ -32,6 +31,8 @@ from routewright.step_router.policy import (
     save_model,
 )
 from routewright.step_router.profile import StepRouterProfile
+from routewright.step_router.remembered import Remembered
+from routewright.step_router.situations import Proposer
 from routewright.step_router.synthesis import State, read_states, unique
 
 CENTERING = 0.01  # keeps scores around 0, so that σ(score) means the same in every situation
@@ -72,9 +73,9 @@ class VerifierTrainer(RewardTrainer):
         return loss + CENTERING * (rewards[present] ** 2).mean()
 
 
-def verifier_actions(states: Sequence[State], policy: Policy, candidates: int) -> list[list[str]]:
+def verifier_actions(states: Sequence[State], proposer: Proposer) -> list[list[str]]:
     """For each state the teacher's action and the policy's other candidates; empty where it has no other."""
-    proposed = SmallModel(policy, None, candidates).propose([state.situation for state in states])
+    proposed = proposer.propose([state.situation for state in states])
     actions = []
     for state, options in zip(states, proposed, strict=True):
         others = [c.action for c in options if c.action.strip() != state.teacher.strip()]
@@ -99,7 +100,8 @@ def train_verifier(dataset: Path, examples: Path, bc: Path, out: Path, profile: 
     policy = load_policy(bc)
     reader = policy.reader
     states = chosen_states(examples, section.states, seed)
-    actions = verifier_actions(states, policy, profile.router.candidates)
+    proposer = Remembered(SmallModel(policy, None, profile.router.candidates), out / "proposals")
+    actions = verifier_actions(states, proposer)
     read = [reader.read(s.situation, a) for s, a in zip(states, actions, strict=True) if a]
     if not read:
         raise BadInput(f"{examples}: the policy proposes nothing but the teacher's action, there is nothing to compare")
@@ -134,4 +136,5 @@ def train_verifier(dataset: Path, examples: Path, bc: Path, out: Path, profile: 
     if section.lora:
         trained = trained.merge_and_unload()
     save_model(trained, reader, out, {"stage": "verifier", "seed": seed, "profile": profile.name, "states": len(read)})
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    for name in ("checkpoints", "proposals"):
+        shutil.rmtree(out / name, ignore_errors=True)

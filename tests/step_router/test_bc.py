@@ -122,6 +122,18 @@ def test_free_text_learns_from_its_tokens_alone(tmp_path: Path) -> None:
     assert rows[-1]["token_loss"] < 0.8 * rows[0]["token_loss"]
 
 
+def test_a_policy_that_writes_reads_all_words(tmp_path: Path) -> None:
+    """Slots stand for names where actions are listed; nobody could carry out a written slot, or a name in lower case."""
+    states = [replace(state, teacher="Press GREEN") for state in made_states(24, listed=False)]
+    out = clone(write_states(states, tmp_path / "examples"), tmp_path / "bc", epochs=0.5, new_tokens=7)
+    reader = load_policy(out).reader
+    text, (action,) = reader.read(states[1].situation, ["Press Zorb1"])
+    assert reader.known is None
+    assert "captain zorb1" in reader.tokenizer.decode(text)
+    assert reader.tokenizer.decode(action[:-1]) == " Press Zorb1"
+    assert reader.new_tokens == 7
+
+
 def test_mixed_batches_hold_every_row_once_and_rows_of_like_length() -> None:
     lengths = [(7 * row) % 101 for row in range(96 + 2)]
     order = mixed_batches(lengths, 4, seed=3)

@@ -86,7 +86,8 @@ def test_pairs_of_states() -> None:
     states = made_states(2)
     own = replace(states[1], teacher="open the hatch", other=situation(7))
     policy = tiny_policy(scale=0.12)
-    first, repaired = make_pairs([states[0], own], policy, Judge(), tiny_profile(dpo={"gap": 0.04}).dpo)
+    proposer, settings = SmallModel(policy, Judge(), 4), tiny_profile(dpo={"gap": 0.04}).dpo  # type: ignore[arg-type]
+    first, repaired = make_pairs([states[0], own], proposer, Judge(), settings)
     assert (first.chosen, first.rejected) == (states[0].teacher, "wait"), "the only one shorter by 4"
     ranked = [c.action for c in SmallModel(policy, None, 4).propose([own.situation])[0]]
     assert (repaired.chosen, repaired.rejected) == ("open the hatch", next(a for a in ranked if a in ("press red", "wait")))

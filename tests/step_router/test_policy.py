@@ -172,8 +172,8 @@ def test_equal_situations_get_equal_proposals(small: Policy) -> None:
     assert all(candidate.verifier_score is None for candidate in first)
 
 
-def test_free_text_is_written_greedily_and_sampled(small: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NEW_TOKENS", 6)
+def test_free_text_is_written_greedily_and_sampled(small: Policy) -> None:
+    small = replace(small, reader=replace(small.reader, new_tokens=6))
     view = situation(1, listed=False)
     torch.manual_seed(3)
     expected = torch.rand(2)
@@ -186,6 +186,40 @@ def test_free_text_is_written_greedily_and_sampled(small: Policy, monkeypatch: p
     assert candidates[0].action == small.write(view, 1, seed=99)[0], "the greedy one comes first, without a seed"
     assert len({candidate.action for candidate in candidates}) > 1
     assert small.write(view, 4, seed=1)[1:] != small.write(view, 4, seed=2)[1:]
+
+
+@torch.inference_mode()
+def test_the_first_text_is_the_most_probable_token_after_token(small: Policy) -> None:
+    """By plain passes over the text so far; at most ``new_tokens`` of them."""
+    small = replace(small, reader=replace(small.reader, new_tokens=5))
+    view = situation(2, listed=False)
+    text = small.reader.read(view, [])[0]
+    prompt_length = len(text)
+    for _ in range(5):
+        text = [*text, int(small.model(torch.tensor([text])).logits[0, -1].argmax())]
+    expected = small.reader.tokenizer.decode(text[prompt_length:], skip_special_tokens=True).removeprefix(" ")
+    assert small.write(view, 3, seed=0)[0] == expected
+
+
+def test_writing_reads_each_token_once(small: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training leaves use_cache off in the config; without the cache every token costs the whole text again."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "qwen3", vocab_size=len(small.reader.tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, bos_token_id=None, eos_token_id=None, use_cache=False,
+    )  # fmt: skip
+    plain = AutoModelForCausalLM.from_config(config).eval()
+    lengths: list[int] = []
+    forward = type(plain).forward
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lengths.append(kwargs["input_ids"].shape[1])
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(plain), "forward", watched)
+    view, reader = situation(1, listed=False), replace(small.reader, new_tokens=4)
+    Policy(plain, reader).write(view, 2, seed=0)
+    assert lengths == [len(reader.read(view, [])[0]), 1, 1, 1]
 
 
 @pytest.mark.parametrize("limit", [10, 11])
@@ -221,7 +255,8 @@ def test_a_saved_policy_says_the_same(small: Policy, folders: dict[str, Path]) -
     loaded = load_policy(folders["policy"])
     actions = [["wait", "press zorb1"]] * 4
     assert flat(loaded.log_probs(VIEWS, actions)) == pytest.approx(flat(small.log_probs(VIEWS, actions)), abs=ROUNDED)
-    assert (loaded.reader.limit, loaded.reader.known) == (small.reader.limit, small.reader.known)
+    reader, own = loaded.reader, small.reader
+    assert (reader.limit, reader.known, reader.new_tokens) == (own.limit, own.known, own.new_tokens)
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
     assert isinstance(load_verifier(folders["verifier"]), Verifier)
 

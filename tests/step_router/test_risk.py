@@ -25,8 +25,10 @@ from routewright.step_router.risk import (
     RiskSettings,
     Rollouts,
     actor_brier_loss,
+    both_outcomes,
     brier_loss,
     calibrate,
+    constant_risk,
     episode_mean,
     fit_risk,
     load_risk,
@@ -461,6 +463,19 @@ def test_rollouts_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(BadInput, match=r"rollouts.failed: expected 0 or 1"):
         replace(data, failed=data.failed * 0.5)
     with pytest.raises(BadInput, match="only one kind"):
-        fit_risk(replace(data, failed=np.ones(10, dtype=int)), None, FAST, seed=0)
-    with pytest.raises(BadInput, match="only one kind"):
         calibrate(RiskModel(), replace(data, failed=np.zeros(10, dtype=int)))
+
+
+@pytest.mark.parametrize(("outcome", "risk"), [(1, 11 / 12), (0, 1 / 12)])
+def test_the_risk_of_episodes_that_all_end_alike_is_constant(outcome: int, risk: float) -> None:
+    """Ten failures: (10 + 1)/(10 + 2). The benefit, learnt elsewhere, stays as it is."""
+    data = population(10, 0).rollouts
+    alike = replace(data, failed=np.full(10, outcome))
+    assert both_outcomes(data)
+    assert not both_outcomes(alike)
+    model, _ = fit_risk(alike, None, FAST, seed=0)
+    benefits = model.benefits(data.features)
+    constant_risk(model, alike)
+    assert model.risks(data.features) == pytest.approx(risk)
+    assert np.array_equal(model.benefits(data.features), benefits)
+    assert np.ptp(benefits) > 0

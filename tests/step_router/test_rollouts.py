@@ -16,6 +16,7 @@ from routewright.step_router.episodes import Episode, Turn
 from routewright.step_router.features import NAMES, Candidate, Context, compute_features
 from routewright.step_router.perturbations import TABLE, Perturbed
 from routewright.step_router.policy import SmallModel
+from routewright.step_router.remembered import Remembered
 from routewright.step_router.rollouts import (
     WithoutLogprobs,
     as_explored,
@@ -98,11 +99,13 @@ def test_a_player_travels_to_another_process(tmp_path: Path) -> None:
     fetch_tasks(str(tmp_path / "mine.jsonl"), tmp_path / "data", tiny_profile())
     bc = save_policy(tmp_path / "bc", scale=0.1)
     verifier = save_verifier(bc, tmp_path / "verifier")
-    proposer, environment = pickle.loads(pickle.dumps(player(tmp_path / "data", bc, verifier, 3)))()
-    assert isinstance(proposer, SmallModel)
+    memory = tmp_path / "proposals"
+    proposer, environment = pickle.loads(pickle.dumps(player(tmp_path / "data", bc, verifier, 3, memory)))()
+    assert isinstance(proposer, Remembered)
+    assert (proposer.folder, type(proposer.proposer)) == (memory, SmallModel)
     assert isinstance(environment, Perturbed)
     assert [p.kind for p in environment.perturbations] == list(TABLE), "all kinds, those unseen in training too"
-    silent, _ = player(tmp_path / "data", bc, verifier, 3, log_probs=False)()
+    silent, _ = player(tmp_path / "data", bc, verifier, 3, memory, log_probs=False)()
     views = [situation(0), situation(1, calm=False)]
     for told, untold in zip(proposer.propose(views), silent.propose(views), strict=True):
         assert len(told) == 3

@@ -61,7 +61,7 @@ def test_parity_is_the_largest_threshold_near_the_llm() -> None:
     assert thresholds(played(wins=(1.0, 0.9, 0.8), llm=0.9))["parity"] == 0.5
     assert thresholds(played(wins=(1.0, 0.9, 0.8), llm=0.8))["parity"] == 0.8
     assert thresholds(played(wins=(0.9, 0.5, 0.95), llm=0.9))["parity"] == 0.8, "wherever the curve dips before"
-    assert thresholds(played(wins=(0.5, 0.4, 0.3)))["parity"] == 0.2, "the most careful where none is near"
+    assert thresholds(played(wins=(0.5, 0.4, 0.3)))["parity"] == -1.0, "every step where none is near"
 
 
 @pytest.mark.parametrize(("budget", "expected"), [(3.0, 0.2), (2.0, 0.5), (1.5, 0.8), (1.0, 0.8), (0.5, 1.0), (0.0, 1.0)])
@@ -137,6 +137,15 @@ def test_fit_falls_back_to_the_training_episodes() -> None:
     expected, _ = fit_risk(train, None, FAST, 5)
     calibrate(expected, train)
     assert np.array_equal(model.risks(train.features), expected.risks(train.features))
+
+
+@pytest.mark.parametrize("outcome", [0, 1])
+def test_fit_goes_without_a_failure_or_a_success(outcome: int) -> None:
+    """Four episodes that ended alike: a constant risk of 5/6 or 1/6, and a benefit from the coin's episodes."""
+    train, holdout = rollouts([outcome] * 4, [3, 2, 4, 1]), rollouts([outcome] * 2, [2, 2], seed=1)
+    model, history = fit(train, None, holdout, FAST, 5)
+    assert model.risks(train.features) == pytest.approx((4 * outcome + 1) / 6)
+    assert len(history) == 4
 
 
 def test_the_grid_is_of_the_models_benefits() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_policy import ACTIONS, history, made_states, save_policy, tiny_policy, tiny_profile, write_states
 
 from routewright.errors import BadInput
-from routewright.step_router.policy import load_verifier, pack
+from routewright.step_router.policy import SmallModel, load_verifier, pack
 from routewright.step_router.verifier import (
     bradley_terry_loss,
     chosen_states,
@@ -53,13 +53,13 @@ def test_states_without_an_alternative_are_left_out() -> None:
     lonely = replace(states[1].situation.observation, admissible=(f" {states[1].teacher} ",))
     states[1] = replace(states[1], situation=replace(states[1].situation, observation=lonely))
     unlisted = replace(states[2], teacher="open the hatch")
-    found = verifier_actions([states[0], states[1], unlisted], policy, 8)
+    found = verifier_actions([states[0], states[1], unlisted], SmallModel(policy, None, 8))
     assert found[0][0] == states[0].teacher
     assert sorted(found[0]) == sorted(ACTIONS), "the teacher's action once"
     assert found[1] == []
     assert found[2][0] == "open the hatch"
     assert sorted(found[2][1:]) == sorted(ACTIONS)
-    (few,) = verifier_actions([states[3]], policy, 2)
+    (few,) = verifier_actions([states[3]], SmallModel(policy, None, 2))
     assert few[0] == states[3].teacher
     assert len(few) in (2, 3), "the policy's two candidates, with the teacher's action among them or not"
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from promotion_commands import call
-from tiny_ensemble import SPELL, save_tiny_ensemble
+from tiny_ensemble import ADD, SPELL, save_tiny_ensemble
 
 from routewright import model_registry as registry
+from routewright.ensemble_router.tasks import Task, write_tasks
 from routewright.errors import BadInput
 from routewright.evaluation.bootstrap import mean_interval
 from routewright.evaluation.summary import Row, Summary
@@ -35,7 +36,10 @@ def write_run(out: Path, wrong: int = 6, tokens: float = 5.0, tau: float = 0.7) 
             for number, reward in enumerate(rewards):
                 told = {"row": row, "id": f"q{number}", "domain": f"d{number % 2}", "reward": reward, "tokens": spent}
                 file.write(json.dumps(told) + "\n")
-    artifacts = {"model": "model", "evaluate": "evaluation"}
+    (out / "examples").mkdir()
+    asked = [Task(id=query, prompt=query, answer="x", domain="d0", check="exact") for query in (*SPELL, *ADD)]
+    write_tasks(out / "examples" / "test.jsonl", asked)
+    artifacts = {"model": "model", "evaluate": "evaluation", "synthesize": "examples"}
     summary = Summary(pipeline=NAME, profile="smoke", seed=0, wall_s=1.0, rows=rows, artifacts=artifacts)
     for folder in (out, evaluation):
         (folder / "summary.json").write_text(summary.model_dump_json())
@@ -59,6 +63,7 @@ def test_an_ensemble_router_is_promoted_refused_and_rolled_back(store, tmp_path,
 
     from routewright.ensemble_router.router import load_ensemble_router
 
+    (tmp_path / "gates.yaml").write_text("latency_ratio: 1.0e+6\n")  # of a real clock nothing is expected here
     one = write_run(tmp_path / "one")
     assert call(monkeypatch, "promote", NAME, "--run", one) == 0
     files = Path(registry.files_uri(store, NAME, "1"))
@@ -70,13 +75,13 @@ def test_an_ensemble_router_is_promoted_refused_and_rolled_back(store, tmp_path,
     (said,) = mlflow.pyfunc.load_model(f"models:/{NAME}/1").predict(pd.DataFrame({"query": [SPELL[0]]}))
     assert json.loads(said)["agents"] == load_ensemble_router(one / "model").decide(SPELL[0]).agents == ["speller"]
     worse = write_run(tmp_path / "two", wrong=20, tau=0.6)
-    assert call(monkeypatch, "promote", NAME, "--run", worse) == 3
+    assert call(monkeypatch, "promote", NAME, "--run", worse, "--gates", tmp_path / "gates.yaml") == 3
     dear = write_run(tmp_path / "three", tokens=9.0, tau=0.5)
-    assert call(monkeypatch, "promote", NAME, "--run", dear) == 3
+    assert call(monkeypatch, "promote", NAME, "--run", dear, "--gates", tmp_path / "gates.yaml") == 3
     (refused,) = [c for c in json.loads((dear / "promotion" / "decision.json").read_text())["checks"] if not c["passed"]]
     assert (refused["name"], refused["value"]) == ("cost / champion's", pytest.approx(9 / 5))
     better = write_run(tmp_path / "four", wrong=2, tau=0.4)
-    assert call(monkeypatch, "promote", NAME, "--run", better) == 0
+    assert call(monkeypatch, "promote", NAME, "--run", better, "--gates", tmp_path / "gates.yaml") == 0
     assert registry.aliases(store, NAME) == {"champion": "2", "previous": "1"}
     assert call(monkeypatch, "rollback", NAME) == 0
     assert registry.aliases(store, NAME) == {"champion": "1"}

@@ -12,9 +12,12 @@ from tiny_routers import save_step_router
 from routewright import model_registry as registry
 from routewright.errors import BadInput
 from routewright.evaluation.summary import Summary
+from routewright.step_router.environments.protocol import Observation
 from routewright.step_router.episodes import Episode, Turn, write_episodes
 from routewright.step_router.features import NAMES
 from routewright.step_router.results import build_results
+from routewright.step_router.situations import Situation
+from routewright.step_router.synthesis import STATES, State
 from serving.promotion.evidence import read_evidence
 
 NAME, TASKS, SEEDS = "step-router", 30, (0, 1)
@@ -30,6 +33,18 @@ def episodes_of(row: str, threshold: float | None, lost: int, calls: int) -> lis
     ]
 
 
+def write_states(folder: Path) -> None:
+    """What the synthesize stage leaves: thirty teacher episodes of two steps."""
+    folder.mkdir()
+    states = []
+    for task in range(TASKS):
+        for actions in ((), ("open door",)):
+            shown = Observation(f"find lamp {task}", f"room {len(actions)}", "", ("look", "go north"), len(actions), 9)
+            situation = Situation(shown, actions)
+            states.append(State(f"task-{task}", 0, situation, situation, "go north"))
+    (folder / STATES).write_text("".join(f"{state.to_json()}\n" for state in states))
+
+
 def write_run(out: Path, lost: int = 2, calls: int = 1, threshold: float = 0.4) -> Path:
     """A run whose risk row fails ``lost`` of thirty tasks; random escalation fails ten."""
     episodes = [
@@ -43,7 +58,8 @@ def write_run(out: Path, lost: int = 2, calls: int = 1, threshold: float = 0.4) 
     save_step_router(out / "model", thresholds={"bayes": threshold}).joinpath("rollouts.npz").write_bytes(b"0")
     write_episodes(evaluation / "episodes.jsonl", episodes)
     (evaluation / "results.json").write_text(results.model_dump_json())
-    artifacts = {"model": "model", "evaluate": "evaluation"}
+    write_states(out / "examples")
+    artifacts = {"model": "model", "evaluate": "evaluation", "synthesize": "examples"}
     summary = Summary(pipeline=NAME, profile="smoke", seed=0, wall_s=1.0, rows=results.rows, artifacts=artifacts)
     for folder in (out, evaluation):
         (folder / "summary.json").write_text(summary.model_dump_json())
@@ -69,19 +85,20 @@ def test_the_evidence_is_the_row_at_its_operating_threshold(tmp_path: Path) -> N
 
 
 def test_a_step_router_is_promoted_refused_and_rolled_back(store, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "gates.yaml").write_text("latency_ratio: 1.0e+6\n")  # of a real clock nothing is expected here
     one = write_run(tmp_path / "one")
     assert call(monkeypatch, "promote", NAME, "--run", one) == 0
     files = registry.files_uri(store, NAME, "1")
     assert {file.name for file in Path(files).iterdir()} == {"risk.json", "model.safetensors"}
     worse = write_run(tmp_path / "two", lost=6, threshold=0.5)
-    assert call(monkeypatch, "promote", NAME, "--run", worse) == 3
+    assert call(monkeypatch, "promote", NAME, "--run", worse, "--gates", tmp_path / "gates.yaml") == 3
     dear = write_run(tmp_path / "three", calls=3, threshold=0.6)
-    assert call(monkeypatch, "promote", NAME, "--run", dear) == 3
+    assert call(monkeypatch, "promote", NAME, "--run", dear, "--gates", tmp_path / "gates.yaml") == 3
     (refused,) = [c for c in json.loads((dear / "promotion" / "decision.json").read_text())["checks"] if not c["passed"]]
     assert refused["name"] == "cost / champion's"
     assert refused["value"] == pytest.approx(34 / 14)
     better = write_run(tmp_path / "four", lost=1, threshold=0.7)
-    assert call(monkeypatch, "promote", NAME, "--run", better) == 0
+    assert call(monkeypatch, "promote", NAME, "--run", better, "--gates", tmp_path / "gates.yaml") == 0
     assert registry.aliases(store, NAME) == {"champion": "2", "previous": "1"}
     capsys.readouterr()
     assert call(monkeypatch, "rollback", NAME) == 0
