@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from routewright.errors import BadInput
 from routewright.evaluation.gates import Evidence, Judged
 from routewright.evaluation.summary import Row, Summary
+from serving.promotion.latency import LATENCY_INPUTS, latencies_in_turn
 
 ROWS = {
     "search-router": ("sft+rl", "best-single"), "step-router": ("risk", "random-matched"),
@@ -145,13 +146,11 @@ def _judged_episodes(evaluation: Path, row: str) -> list[Judged]:
     ]  # fmt: skip
 
 
-def answer_again(
-    dataset: Path, examples: Path, folders: Mapping[str, Path], latency_queries: int, work: Path
-) -> dict[str, Evidence]:
+def answer_again(dataset: Path, examples: Path, folders: Mapping[str, Path], work: Path) -> dict[str, Evidence]:
     """Evidence of several search routers ({version: folder}) on the same test queries, timed in turn in this run."""
     from routewright.pools.pool import load_pool
     from routewright.pools.search import PoolSearch
-    from routewright.search_router.evaluate import Evaluation, decision_latencies, query_rows
+    from routewright.search_router.evaluate import Evaluation, query_rows
     from routewright.search_router.examples import read_examples
     from routewright.search_router.router import load_router
     from routewright.search_router.selection import routed, router_answers
@@ -165,12 +164,7 @@ def answer_again(
                 f"model version {version} routes to {', '.join(router.names)}, the pool has {', '.join(pool.names)}: "
                 "expected the same agents"
             )
-    latencies: dict[str, dict[str, float]] = {version: {} for version in routers}
-    some = test[:latency_queries]
-    for start in range(0, len(some), 25):
-        # In turn, so that what else the machine does meets all of them.
-        for version, router in routers.items():
-            latencies[version] |= decision_latencies(router, some[start : start + 25], 25)
+    latencies = latencies_in_turn(routers, test[:LATENCY_INPUTS])
     queries = {query["id"]: query for query in query_rows(test)}
     found = {}
     for version, router in routers.items():

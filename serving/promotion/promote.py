@@ -30,6 +30,7 @@ from serving.promotion.inference_service import (
     manifest_text,
     predictor,
 )
+from serving.promotion.latency import latency_check, not_measured
 from serving.promotion.model_card import checks_markdown, model_card
 from serving.promotion.rollout import (
     annotation,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 Router = Literal["search-router", "step-router", "ensemble-router"]
 Say = Callable[[str], None]
 Outcome = Literal["promoted", "challenger", "unchanged", "refused", "aborted", "would promote"]
-LATENCY_QUERIES = 200
 LOG_MODEL = {
     "search-router": tracking.log_search_model, "step-router": tracking.log_risk_model,
     "ensemble-router": tracking.log_ensemble_model,
@@ -94,7 +94,10 @@ class Decision(BaseModel):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trained router and its evaluation; with ``dataset`` and ``examples`` a search champion answers the same queries."""
+    """A trained router and its evaluation; with ``dataset`` and ``examples`` a search champion answers the same queries.
+
+    Step and ensemble champions decide the inputs in ``examples`` in turn with it, for the latency gate alone.
+    """
 
     router: Router
     model: Path
@@ -186,13 +189,20 @@ def judge(
     own = read_evidence(router, candidate.evaluation, row, own_version)
     if champion is None:
         baseline = read_evidence(router, candidate.evaluation, simple, simple)
-        return promotion_gates(own, None, baseline, bounds)
-    if router != "search-router" or candidate.dataset is None or candidate.examples is None:
+        checks = promotion_gates(own, None, baseline, bounds)
+        untimed = own.p99_ms() is None
+        return [*checks, not_measured("no champion to compare with", True, bounds)] if untimed else checks
+    theirs = f"version {champion.version}"
+    if router != "search-router":
+        checks = promotion_gates(own, recorded_evidence(client, champion), None, bounds)
+        with champion_files(client, champion) as folder:
+            folders = {own_version: candidate.model, theirs: folder}
+            return [*checks, latency_check(router, candidate.examples, folders, bounds)]
+    if candidate.dataset is None or candidate.examples is None:
         return promotion_gates(own, recorded_evidence(client, champion), None, bounds)
     with champion_files(client, champion) as folder, tempfile.TemporaryDirectory() as work:
-        theirs = f"version {champion.version}"
         folders = {own_version: candidate.model, theirs: folder}
-        found = answer_again(candidate.dataset, candidate.examples, folders, LATENCY_QUERIES, Path(work))
+        found = answer_again(candidate.dataset, candidate.examples, folders, Path(work))
     own = found[own_version].model_copy(update={"metrics": own.metrics})
     return promotion_gates(own, found[theirs], None, bounds)
 
