@@ -171,7 +171,7 @@ FILE = "or the absolute path of a file that the stages see"
         ("search-router", "profile", "gpus", f"gpu, laptop, smoke, {FILE}"),
         ("retrain", "profile", "", f"gpu, laptop, smoke, {FILE}"),
         ("step-router", "profile", "mine.yaml", "gpu, gpu-gemma-2-9b, .*, laptop, smoke, " + FILE),
-        ("ensemble-router", "profile", "s3://bucket/mine.yaml", f"gpu, laptop, smoke, {FILE}"),
+        ("ensemble-router", "profile", "s3://bucket/mine.yaml", f"gpu, gpu-mixed, laptop, smoke, {FILE}"),
         ("search-router", "pool", "aws", f"aws-docs, {FILE}, or a version"),
         ("step-router", "environment", "textwrold", f"textworld, shell, {FILE}, or a version"),
     ],
