@@ -10,6 +10,7 @@ import pytest
 from routewright.errors import BadInput
 from routewright.evaluation.gates import GateBounds, promotion_gates
 from serving.promotion.evidence import answer_again, description_of, read_evidence, read_summary
+from serving.promotion.latency import LATENCY_INPUTS
 
 
 def test_the_evidence_of_a_run_is_its_row(evaluated: Path, rl_folder: Path) -> None:
@@ -32,10 +33,11 @@ def test_the_evidence_of_a_run_is_its_row(evaluated: Path, rl_folder: Path) -> N
 def test_champion_and_candidate_answer_the_same_queries_in_one_run(
     dataset: Path, examples: Path, evaluated: Path, sft_folder: Path, rl_folder: Path, tmp_path: Path
 ) -> None:
-    found = answer_again(dataset, examples, {"new": rl_folder, "old": sft_folder}, 10, tmp_path)
+    found = answer_again(dataset, examples, {"new": rl_folder, "old": sft_folder}, tmp_path)
     recorded = read_evidence("search-router", evaluated, "sft+rl", "new")
     assert [judged.quality for judged in found["new"].judged] == pytest.approx([j.quality for j in recorded.judged])
-    assert len(found["old"].numbers("latency_ms")) == len(found["new"].numbers("latency_ms")) == 10
+    asked = min(LATENCY_INPUTS, len(recorded.judged))
+    assert len(found["old"].numbers("latency_ms")) == len(found["new"].numbers("latency_ms")) == asked
     checks = {check.name: check for check in promotion_gates(found["new"], found["old"], None, GateBounds())}
     assert checks["quality − champion, lower end"].value is not None
     assert checks["p99 latency / champion's"].value is not None
@@ -47,4 +49,4 @@ def test_a_champion_of_another_pool_is_refused(dataset: Path, examples: Path, rl
     pool = tmp_path / "data" / "pool.yaml"
     pool.write_text(pool.read_text().replace("name: garden", "name: lawn"))
     with pytest.raises(BadInput, match=r"model version old routes to .*garden.*, the pool has .*lawn.*: expected the same"):
-        answer_again(tmp_path / "data", examples, {"old": rl_folder}, 1, tmp_path)
+        answer_again(tmp_path / "data", examples, {"old": rl_folder}, tmp_path)
