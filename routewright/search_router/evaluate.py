@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
@@ -41,6 +41,8 @@ from routewright.search_router.router import Router, load_router
 from routewright.search_router.selection import Answers, decision_ndcg, fit_thresholds, routed, router_answers
 from routewright.search_router.time_expressions import interval_iou
 from routewright.search_router.zero_shot import zero_shot_route
+
+T = TypeVar("T")
 
 PAIRS = (
     ("sft+rl", "sft"), ("sft+rl", "intent"), ("sft+rl", "outcome-lr"), ("sft+rl", "sft+lr"), ("sft+rl", "union-bm25"),
@@ -95,15 +97,20 @@ class Evaluation:
             self.records.append(record)
 
 
-def decision_latencies(router: Router, examples: Sequence[Example], count: int) -> dict[str, float]:
-    """Milliseconds of one decision at batch 1, tokenizer to thresholds, for the first `count` queries, after a warm-up."""
-    for example in examples[:5]:
-        router.decide(example.query, example.reference)
+def decider(router: Router) -> Callable[[Example], object]:
+    """The router's decision on an example's query."""
+    return lambda example: router.decide(example.query, example.reference)
+
+
+def decision_latencies(decide: Callable[[T], object], inputs: Mapping[str, T]) -> dict[str, float]:
+    """Milliseconds of one decision at batch 1, tokenizer to thresholds, {name of the input: ms}, after five to warm up."""
+    for asked in list(inputs.values())[:5]:
+        decide(asked)
     latencies = {}
-    for example in examples[:count]:
+    for name, asked in inputs.items():
         start = time.perf_counter()
-        router.decide(example.query, example.reference)
-        latencies[example.id] = 1000 * (time.perf_counter() - start)
+        decide(asked)
+        latencies[name] = 1000 * (time.perf_counter() - start)
     return latencies
 
 
@@ -188,7 +195,8 @@ def evaluate(dataset: Path, examples: Path, sft: Path, rl: Path, out: Path, prof
     for row, folder in folders.items():
         model = load_router(folder)
         on_test, valid = router_answers(model, test)
-        latencies = decision_latencies(model, test, profile.evaluation.latency_queries)
+        timed = {example.id: example for example in test[: profile.evaluation.latency_queries]}
+        latencies = decision_latencies(decider(model), timed)
 
         def more(i: int, valid: np.ndarray = valid, latencies: dict[str, float] = latencies) -> dict[str, float]:
             latency = latencies.get(test[i].id)

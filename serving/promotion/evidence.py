@@ -150,7 +150,7 @@ def answer_again(dataset: Path, examples: Path, folders: Mapping[str, Path], wor
     """Evidence of several search routers ({version: folder}) on the same test queries, timed in turn in this run."""
     from routewright.pools.pool import load_pool
     from routewright.pools.search import PoolSearch
-    from routewright.search_router.evaluate import Evaluation, query_rows
+    from routewright.search_router.evaluate import Evaluation, decider, query_rows
     from routewright.search_router.examples import read_examples
     from routewright.search_router.router import load_router
     from routewright.search_router.selection import routed, router_answers
@@ -164,7 +164,8 @@ def answer_again(dataset: Path, examples: Path, folders: Mapping[str, Path], wor
                 f"model version {version} routes to {', '.join(router.names)}, the pool has {', '.join(pool.names)}: "
                 "expected the same agents"
             )
-    latencies = latencies_in_turn(routers, test[:LATENCY_INPUTS])
+    deciders = {version: decider(router) for version, router in routers.items()}
+    latencies = latencies_in_turn(deciders, {example.id: example for example in test[:LATENCY_INPUTS]})
     queries = {query["id"]: query for query in query_rows(test)}
     found = {}
     for version, router in routers.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,18 @@ CANDIDATES = 8
 GATE = "p99 latency / champion's"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One input under the names of a search router's example."""
-
-    id: str
-    query: Any
-    reference: None = None
-
-
-@dataclass(frozen=True)
-class Decider:
-    """A router under the name by which a search router decides."""
-
-    of: Callable[[Any], object]
-
-    def decide(self, query: Any, reference: None) -> object:
-        """The decision on that input."""
-        return self.of(query)
-
-
-def latencies_in_turn(routers: Mapping[str, Any], asked: Sequence[Any]) -> dict[str, dict[str, float]]:
-    """Milliseconds of one decision, {version: {id: ms}}: in turn, so that what else the machine does meets all of them."""
+def latencies_in_turn(
+    deciders: Mapping[str, Callable[[Any], object]], inputs: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of one decision, {version: {input: ms}}: in turn, so that what else the machine does meets all."""
     from routewright.search_router.evaluate import decision_latencies
 
-    found: dict[str, dict[str, float]] = {version: {} for version in routers}
-    for start in range(0, len(asked), CHUNK):
-        for version, router in routers.items():
-            found[version] |= decision_latencies(router, asked[start : start + CHUNK], CHUNK)
+    found: dict[str, dict[str, float]] = {version: {} for version in deciders}
+    names = list(inputs)
+    for start in range(0, len(names), CHUNK):
+        chunk = {name: inputs[name] for name in names[start : start + CHUNK]}
+        for version, decide in deciders.items():
+            found[version] |= decision_latencies(decide, chunk)
     return found
 
 
@@ -56,14 +39,14 @@ def latency_check(router: str, examples: Path | None, folders: Mapping[str, Path
     Without inputs it cannot be measured, and fails as every such gate does.
     """
     made = {"step-router": _steps, "ensemble-router": _questions}[router](examples) if examples is not None else []
-    asked = spread(made, LATENCY_INPUTS)
-    if not asked:
+    if not made:
         return not_measured("the run has no inputs that the synthesize stage wrote", False, bounds)
     load = {"step-router": _step_decider, "ensemble-router": _ensemble_decider}[router]
-    routers = {version: load(folder) for version, folder in folders.items()}
-    rounds = [latencies_in_turn(routers, asked) for _ in range(ROUNDS)]
+    deciders = {version: load(folder) for version, folder in folders.items()}
+    inputs = {str(place): asked for place, asked in enumerate(spread(made, LATENCY_INPUTS))}
+    rounds = [latencies_in_turn(deciders, inputs) for _ in range(ROUNDS)]
     own, theirs = (
-        float(np.percentile([min(found[version][one.id] for found in rounds) for one in asked], 99)) for version in routers
+        float(np.percentile([min(found[version][name] for found in rounds) for name in inputs], 99)) for version in deciders
     )
     return Check(
         name=GATE, passed=own / theirs <= bounds.latency_ratio, value=own / theirs, bound=bounds.latency_ratio,
@@ -76,38 +59,38 @@ def not_measured(reason: str, passed: bool, bounds: GateBounds) -> Check:
     return Check(name=GATE, passed=passed, value=None, bound=bounds.latency_ratio, why=f"not measured: {reason}")
 
 
-def spread(asked: Sequence[Asked], count: int) -> list[Asked]:
+def spread(asked: Sequence[Any], count: int) -> list[Any]:
     """At most so many inputs, evenly from first to last: neighbours are of one task or family."""
     if len(asked) <= count:
         return list(asked)
     return [asked[i] for i in np.linspace(0, len(asked) - 1, count).round().astype(int)]
 
 
-def _step_decider(folder: Path) -> Decider:
+def _step_decider(folder: Path) -> Callable[[Any], object]:
     from routewright.step_router.client import StepRouter
     from routewright.step_router.features import compute_features
 
     router = StepRouter.load(folder)
     # As the endpoint decides: features, network, threshold.
-    return Decider(lambda context: router.predict(compute_features(context))[1] > router.threshold)
+    return lambda context: router.predict(compute_features(context))[1] > router.threshold
 
 
-def _ensemble_decider(folder: Path) -> Decider:
+def _ensemble_decider(folder: Path) -> Callable[[Any], object]:
     from routewright.ensemble_router.router import load_ensemble_router
 
-    return Decider(load_ensemble_router(folder).decide)
+    return load_ensemble_router(folder).decide
 
 
-def _questions(examples: Path) -> list[Asked]:
+def _questions(examples: Path) -> list[Any]:
     """The held-out questions that the evaluation asked; none where there is no such file."""
     from routewright.ensemble_router.dataset import load_split
 
     if not (examples / "test.jsonl").is_file():
         return []
-    return [Asked(task.id, task.prompt) for task in load_split(examples, "test")]
+    return [task.prompt for task in load_split(examples, "test")]
 
 
-def _steps(examples: Path) -> list[Asked]:
+def _steps(examples: Path) -> list[Any]:
     """The recorded states with what came before them; none where there is no such file.
 
     Candidates are the teacher's action and others that were shown or taken. No log-probability or score was recorded with
@@ -120,7 +103,7 @@ def _steps(examples: Path) -> list[Asked]:
         return []
     seen: dict[tuple[str, int, int], str] = {}
     asked = []
-    for number, state in enumerate(read_states(examples)):
+    for state in read_states(examples):
         shown, actions = state.situation.observation, state.situation.actions
         seen[state.task, state.seed, len(actions)] = shown.text
         others = shown.admissible or actions
@@ -133,5 +116,5 @@ def _steps(examples: Path) -> list[Asked]:
             for step, action in enumerate(actions)
             if (state.task, state.seed, step) in seen
         ]
-        asked.append(Asked(str(number), Context(shown.objective, shown.text, candidates, shown.step, shown.max_steps, past)))
+        asked.append(Context(shown.objective, shown.text, candidates, shown.step, shown.max_steps, past))
     return asked

@@ -33,7 +33,8 @@ def test_every_command_is_understood(command: str) -> None:
     while isinstance(parsed, typer.core.TyperGroup):
         name = arguments.pop(0)
         parsed = parsed.commands[name]
-    parsed.make_context(command, arguments)  # exits where an option or an argument is unknown
+    context = parsed.make_context(command, arguments)  # exits where an option or an argument is unknown
+    assert not context.args
 
 
 def test_there_are_commands_for_all_that_the_page_promises() -> None:

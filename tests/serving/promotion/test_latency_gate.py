@@ -21,7 +21,7 @@ from routewright.ensemble_router.router import EnsembleRouter
 from routewright.search_router import evaluate, router
 from routewright.search_router.examples import Example, write_examples
 from routewright.step_router.client import StepRouter
-from serving.promotion.latency import ROUNDS, Asked, spread
+from serving.promotion.latency import ROUNDS, spread
 
 sys.path.append(str(Path(__file__).parents[2] / "search_router"))
 from household import queries, write_household
@@ -167,6 +167,5 @@ def test_without_inputs_a_champion_is_not_replaced(store, tmp_path: Path, monkey
 
 
 def test_inputs_are_taken_from_first_to_last() -> None:
-    asked = [Asked(str(number), number) for number in range(10)]
-    assert [one.query for one in spread(asked, 4)] == [0, 3, 6, 9]
-    assert spread(asked, 10) == asked
+    assert spread(range(10), 4) == [0, 3, 6, 9]
+    assert spread(range(10), 10) == list(range(10))
