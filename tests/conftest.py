@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +63,14 @@ class ChatServer(StandIn):
     def close(self) -> None:
         self.released.set()
         super().close()
+
+
+@pytest.fixture(autouse=True)
+def credentials_of_one_test() -> Iterator[None]:
+    """boto3's default session keeps the credentials it once read: the next test's environment would not count."""
+    yield
+    if "boto3" in sys.modules:
+        sys.modules["boto3"].DEFAULT_SESSION = None  # type: ignore[attr-defined]
 
 
 @pytest.fixture
