@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from routewright.ensemble_router.coevolve_rules import IDENTITY, coevolve_rules, identity_of, read_identity
+from routewright.ensemble_router.coevolve_rules import IDENTITY, coevolve_rules, read_identity
 from routewright.ensemble_router.dataset import DESCRIPTION, synthesize
-from routewright.ensemble_router.evaluation_run import OOD_RECORDS, RECORDS, evaluate_ensemble
+from routewright.ensemble_router.evaluation_run import OOD_RECORDS, RECORDS, evaluate_ensemble, evaluation_identity
 from routewright.ensemble_router.pooled import Records, pooled_difference, read_records, tokens_saved
 from routewright.ensemble_router.profile import RULES, EnsembleProfile, load_ensemble_profile
 from routewright.ensemble_router.results import NEAR, SAVED, EnsembleResults, better_vote
@@ -54,7 +54,7 @@ def run_seed(folder: Path, profile: EnsembleProfile, seed: int) -> Found:
         synthesize(profile, folder / "dataset", seed)
     coevolve_rules(folder / "dataset", folder / "trained", profile, seed)
     out = folder / "evaluation"
-    wanted = {**identity_of(folder / "dataset", profile, seed), "config_sha256": profile.digest}
+    wanted = evaluation_identity(folder / "dataset", folder / "trained", profile, seed)
     if read_identity(out) != wanted or not (out / OOD_RECORDS).is_file():
         for name in (IDENTITY, "summary.json"):  # of other rules: anew, from the answers that are kept
             (out / name).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from routewright.ensemble_router.activation import gains, rank_scores, router_lo
 from routewright.ensemble_router.agents import Base, activate, completion_log_probs, generate, left_padded, save_adapters
 from routewright.ensemble_router.coevolution_state import CoevolutionState, Kept
 from routewright.ensemble_router.familiarity import (
+    FamiliarityHeads,
     familiarity,
     query_states,
     save_heads,
@@ -62,10 +63,12 @@ def coevolve(
     folder: Path,
     rule: str,
     seed: int,
+    heads: FamiliarityHeads | None = None,
 ) -> dict[str, Any]:
     """Train the warm agents of `bases`, in place, and a router under one rule until the budget of answers is spent.
 
-    The router reads the queries' states from the first base, whose adapters are off.
+    The router reads the queries' states from the first base, whose adapters are off. ``heads``: a trained router to begin
+    with, which `frozen-router` keeps as it is.
     """
     if rule not in RULES:
         raise BadInput(f"rule {rule!r}: expected one of {', '.join(RULES)}")
@@ -79,6 +82,8 @@ def coevolve(
     if rule in LEARNED:
         learned = LearnedRouter(rule, a.count, states_of(bases[0], prompts[0][:: max(1, len(tasks) // SAMPLE)]))
     state = CoevolutionState(profile, bases, seed, state_width(rule, bases[0]), learned)
+    if heads is not None:
+        state.heads.load_state_dict(heads.state_dict())
     checkpoint, history = folder / CHECKPOINT, folder / HISTORY
     if checkpoint.is_file():
         state.load(checkpoint, identity)
@@ -133,6 +138,7 @@ def _step(
 ) -> Step:
     a, r, c, count = profile.agents, profile.router, profile.coevolve, state.count
     numbers = np.random.default_rng([seed, 1, count["step"]])
+    torch.manual_seed(seed * 1_000_003 + count["step"])  # of the adapters' dropout: a resumed run draws the same
     queries = queries_of_step(count["step"], c.queries, len(tasks), seed)
     device = next(state.heads.parameters()).device
     h = states_of(state.bases[0], [prompts[0][query] for query in queries], layers_of(rule))
@@ -166,7 +172,7 @@ def _step(
                 state.buffers[name].clear()  # what is left is older than this update
     if state.learned is not None:
         state.learned.learn(h, np.where(active, reward, np.nan))
-    elif not (learning and rule == "frozen-router"):
+    elif rule != "frozen-router":
         on = torch.from_numpy(active).to(device)
         router_loss(d, torch.from_numpy(gain).to(device), on, margin_of(rule, profile)).backward()
         for agent, optimiser in enumerate(state.routers):
@@ -258,7 +264,9 @@ def _update(
     advantages = group_advantages(torch.stack([kept.tensors["rewards"] for kept in taken])).flatten()
     asked = [prompts[number][kept.query] for kept in taken]
     activate(model, name)
+    model.train()  # the adapters' dropout
     log_p = completion_log_probs(model, asked, tokens, mask, pad, a.temperature)
+    model.eval()
     reference = log_p.detach()
     if a.beta > 0:
         with torch.no_grad(), model.disable_adapter():

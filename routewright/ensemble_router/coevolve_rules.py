@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +22,11 @@ from routewright.ensemble_router.prompts import encode_prompt
 from routewright.ensemble_router.router import save_ensemble_router
 from routewright.ensemble_router.tasks import Task
 from routewright.ensemble_router.vllm_generation import vllm_engine
-from routewright.ensemble_router.warm_up import base_model, warm_adapters
+from routewright.ensemble_router.warm_up import base_model, warm_adapters, warm_generalist
 from routewright.errors import BadInput
 from routewright.evaluation.drift import ROUTES
 
-BASE, WARM, RULES_FOLDER, ROUTER, IDENTITY = "base", "warm", "rules", "router", "coevolution.json"
+BASE, WARM, GENERALIST, RULES_FOLDER, ROUTER, IDENTITY = "base", "warm", "generalist", "rules", "router", "coevolution.json"
 SERVED = "familiarity"
 
 
@@ -33,6 +35,8 @@ def coevolve_rules(dataset: Path, out: Path, profile: EnsembleProfile, seed: int
 
     Writes base/ (base-1/ …), warm/<agent>/, rules/<rule>/ and, last, router/: the co-evolved heads and adapters as they are
     served, with how often each agent is the most familiar one on the dev questions, which drift is measured from.
+    `one-model` begins from generalist/, one adapter with the warm-up of all, and `frozen-router` with the router that
+    `frozen-agents` learnt.
     A killed run goes on from its checkpoints. BadInput where `out` is of another profile, seed or dataset.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -43,13 +47,23 @@ def coevolve_rules(dataset: Path, out: Path, profile: EnsembleProfile, seed: int
             base, tokenizer = base_model(profile, tasks, base_folder(out, number), seed, number)
             save_adapters(warm_adapters(base, tokenizer, tasks, profile, seed, profile.names_on(number)), out / WARM)
         (out / WARM / DONE).write_text("{}", encoding="utf-8")
+    alone = "one-model" in profile.coevolve.rules and profile.warm_up is not None
+    if alone and not (out / GENERALIST / DONE).is_file():
+        base, tokenizer = base_model(profile, tasks, base_folder(out, 0), seed)
+        shutil.copytree(out / WARM, out / GENERALIST, ignore=shutil.ignore_patterns(DONE), dirs_exist_ok=True)
+        # beside it the warm ones, which are never asked
+        save_adapters(warm_generalist(base, tokenizer, tasks, profile, seed), out / GENERALIST)
+        (out / GENERALIST / DONE).write_text("{}", encoding="utf-8")
     folders = {rule: out / RULES_FOLDER / rule for rule in profile.coevolve.rules}
     left = [rule for rule, folder in folders.items() if not (folder / DONE).is_file()]
+    left.sort(key="frozen-router".__eq__)  # after frozen-agents
     engines = [vllm_engine(one, profile.agents, number) for number, one in enumerate(profile.backbones) if left]
     for rule in left:
-        agents = load_agents(profile, tasks, out, out / WARM, seed)
+        start = out / (GENERALIST if rule == "one-model" and alone else WARM)
+        agents = load_agents(profile, tasks, out, start, seed)
         bases = [replace(base, engine=engine) for base, engine in zip(agents, engines, strict=True)]
-        coevolve(profile, tasks, bases, folders[rule], rule, seed)
+        heads = load_heads(folders["frozen-agents"] / "router")[0] if rule == "frozen-router" else None
+        coevolve(profile, tasks, bases, folders[rule], rule, seed, heads)
     if not (out / ROUTER / ROUTES).is_file():
         run = out / RULES_FOLDER / SERVED
         bases = load_agents(profile, tasks, out, run / "adapters", seed)
@@ -89,6 +103,15 @@ def identity_of(dataset: Path, profile: EnsembleProfile, seed: int) -> dict[str,
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"{path}: expected what the synthesize stage writes") from None
     return {"training_sha256": profile.training_digest, "seed": seed, "tasks_sha256": tasks}
+
+
+def weights_digest(out: Path, folders: Sequence[Path]) -> str:
+    """sha256 of the base models that `out` keeps and of the weights in folders."""
+    digest = hashlib.sha256()
+    for folder in [*sorted(out.glob(f"{BASE}*")), *folders]:
+        for file in sorted(folder.rglob("*.safetensors")):
+            digest.update(file.relative_to(out).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 def read_identity(out: Path) -> dict[str, Any] | None:

@@ -37,7 +37,8 @@ def synthesize(profile: EnsembleProfile, folder: Path, seed: int) -> dict[str, A
     for family in wanted.out_of_distribution:
         splits[OUT_OF_DISTRIBUTION] += _family(profile, family, "test", wanted.test, seed)
     for file in wanted.files:
-        tasks = load_tasks(file.path, file.domain)
+        name = file.path.name.split(".")[0]  # two files may number their rows alike
+        tasks = [task.model_copy(update={"id": f"{name}/{task.id}"}) for task in load_tasks(file.path, file.domain)]
         if file.out_of_distribution:
             splits[OUT_OF_DISTRIBUTION] += tasks[: wanted.test]
             continue
@@ -47,6 +48,9 @@ def synthesize(profile: EnsembleProfile, folder: Path, seed: int) -> dict[str, A
                 raise BadInput(f"{file.path}: expected at least one {split} question, found none")
             splits[split] += own
     for name, tasks in splits.items():
+        twice = [identity for identity, times in Counter(task.id for task in tasks).items() if times > 1]
+        if twice:
+            raise BadInput(f"tasks.files: two files of one name have a {name} question {twice[0]!r}, expected other names")
         if tasks or name in SPLITS:
             write_tasks(folder / f"{name}.jsonl", tasks)
         else:

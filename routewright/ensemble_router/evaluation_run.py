@@ -19,6 +19,7 @@ from routewright.ensemble_router.baselines import SingleBest, top_k
 from routewright.ensemble_router.coevolve import DONE, HISTORY
 from routewright.ensemble_router.coevolve_rules import (
     BASE,
+    GENERALIST,
     ROUTER,
     RULES_FOLDER,
     SERVED,
@@ -26,6 +27,7 @@ from routewright.ensemble_router.coevolve_rules import (
     check_identity,
     identity_of,
     read_identity,
+    weights_digest,
 )
 from routewright.ensemble_router.dataset import OUT_OF_DISTRIBUTION, load_split
 from routewright.ensemble_router.familiarity import (
@@ -76,15 +78,14 @@ def evaluate_ensemble(dataset: Path, trained: Path, out: Path, profile: Ensemble
     """
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    identity = identity_of(dataset, profile, seed)
-    check_identity(out, {**identity, "config_sha256": profile.digest})
-    if (out / "summary.json").is_file():
-        return
-    if read_identity(trained) != identity:
+    if read_identity(trained) != identity_of(dataset, profile, seed):
         raise BadInput(f"{trained}: expected what the coevolve stage trained with this profile, seed and dataset")
-    rules = [rule for rule in profile.coevolve.rules if (trained / RULES_FOLDER / rule / DONE).is_file()]
+    rules = trained_rules(trained, profile)
     if SERVED not in rules:
         raise BadInput(f"{trained}: expected a finished training of the rule {SERVED}, found {rules}")
+    check_identity(out, evaluation_identity(dataset, trained, profile, seed))
+    if (out / "summary.json").is_file():
+        return
     splits = answered_splits(dataset, trained, out, rules, profile, seed)
     heads = {rule: load_heads(trained / RULES_FOLDER / rule / "router")[0] for rule in rules if rule not in LEARNED}
     initial = FamiliarityHeads(heads[SERVED].width, profile.agents.names, seed)
@@ -124,6 +125,19 @@ def evaluate_ensemble(dataset: Path, trained: Path, out: Path, profile: Ensemble
         map=points, map_variance=variance,
     )  # fmt: skip
     _write(results, dataset, trained, out, profile, seed, started, rules)
+
+
+def trained_rules(trained: Path, profile: EnsembleProfile) -> list[str]:
+    """The profile's rules whose training is finished."""
+    return [rule for rule in profile.coevolve.rules if (trained / RULES_FOLDER / rule / DONE).is_file()]
+
+
+def evaluation_identity(dataset: Path, trained: Path, profile: EnsembleProfile, seed: int) -> dict[str, Any]:
+    """What an evaluation depends on, beside the code: the training, with its weights, and the whole profile."""
+    rules = [trained / RULES_FOLDER / rule for rule in trained_rules(trained, profile)]
+    weights = [trained / WARM, *(folder / part for folder in rules for part in ("adapters", "router"))]
+    digests = {"config_sha256": profile.digest, "weights_sha256": weights_digest(trained, weights)}
+    return {**identity_of(dataset, profile, seed), **digests}
 
 
 def _own_rules(
@@ -166,6 +180,7 @@ def _other_rules(
 
     `warm`: the start of the loop, untrained heads over the warm agents, so all of them vote. `warm:single-best` is their
     best on the dev questions, `warm:routed` the co-evolved router over them: what the router alone is worth.
+    `warm:one-model`: one adapter with the warm-up of all.
     """
     count, lam, tau = profile.agents.count, profile.router.lam, profile.router.tau
     now, begun = dev.held[SERVED].rewards, dev.held[WARM].rewards
@@ -177,6 +192,8 @@ def _other_rules(
         "warm:single-best": (WARM, always([SingleBest(begun).agent], count)),
         "warm:routed": (WARM, by_familiarity(fused, lam, choice(SERVED, tau))),
     }
+    if GENERALIST in dev.held:
+        found["warm:one-model"] = (GENERALIST, always([0], 1))
     for rule in ("top-1", "top-2", "all"):
         found[SAME_AGENTS + rule] = (SERVED, by_familiarity(fused, lam, choice(rule, tau)))
     found[f"{SAME_AGENTS}random"] = (SERVED, at_random(count, seed))

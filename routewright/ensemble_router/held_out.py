@@ -57,7 +57,7 @@ def held_answers(
 ) -> Held:
     """Greedy answers (temperature 0) of the agents of ``bases``, kept in ``file`` (JSON lines, a line a question)."""
     if file.is_file():
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
         if [row["id"] for row in rows] == [task.id for task in tasks]:
             return _held(rows)
     prompts = [[encode_prompt(base.tokenizer, task.prompt) for task in tasks] for base in bases]

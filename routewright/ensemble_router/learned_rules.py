@@ -44,7 +44,9 @@ class LearnedRouter:
         if rule not in LEARNED:
             raise BadInput(f"rule {rule!r}: expected one of {', '.join(LEARNED)}")
         self.rule, self.agents = rule, agents
-        whitening = PCA(min(DIRECTIONS, *sample.shape), whiten=True, svd_solver="full").fit(sample)
+        # m centred samples span m − 1 directions: along another one, whitening would blow up what is unseen
+        size = max(1, min(DIRECTIONS, len(sample) - 1, sample.shape[1]))
+        whitening = PCA(size, whiten=True, svd_solver="full").fit(sample)
         scale = np.sqrt(np.maximum(whitening.explained_variance_, 1e-12))
         self.mean = whitening.mean_.astype(np.float64)
         directions = whitening.components_ / scale[:, None] / np.sqrt(len(scale))

@@ -15,7 +15,10 @@ RULES = (
     "familiarity", "no-exploration", "no-margin", "last-layer", "half-lambda", "double-lambda", "frozen-router",
     "frozen-agents", "top-1", "top-2", "all", "random", "one-model", "linucb", "reward-regression", "classifier", "icl",
 )  # fmt: skip
-"""Rules that train agents of their own; `familiarity` is the paper's, the five after it leave out or change one thing."""
+"""Rules that train agents of their own; `familiarity` is the paper's, the five after it leave out or change one thing.
+
+`frozen-agents` trains a router over agents that do not learn, and `frozen-router` agents under that router.
+"""
 PROFILES = Path(__file__).resolve().parents[2] / "configs" / "ensemble-router"
 
 
@@ -130,7 +133,9 @@ class CoevolutionSection(Section):
     budget: int = Field(gt=0, description="answers in all: one is a query sampled by one agent; the same for every rule")
     router_first: int = Field(0, ge=0, description="answers, of the budget, in which only the router learns")
     checkpoint_every: int = Field(20, gt=0, description="steps")
-    rules: tuple[str, ...] = Field(("familiarity", "top-1", "frozen-router"), description="each trains its own agents")
+    rules: tuple[str, ...] = Field(
+        ("familiarity", "top-1", "frozen-agents", "frozen-router"), description="each trains its own agents"
+    )
 
     @model_validator(mode="after")
     def _known(self) -> CoevolutionSection:
@@ -139,6 +144,8 @@ class CoevolutionSection(Section):
             raise ValueError(f"coevolve.rules: expected some of {', '.join(RULES)}, found {unknown[0]!r}")
         if "familiarity" not in self.rules:
             raise ValueError("coevolve.rules: expected familiarity among them, it is the router that is served")
+        if "frozen-router" in self.rules and "frozen-agents" not in self.rules:
+            raise ValueError("coevolve.rules: expected frozen-agents beside frozen-router, which keeps its router")
         return self
 
 

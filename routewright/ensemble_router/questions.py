@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import numpy as np
 
 from routewright.ensemble_router.agents import Base
 from routewright.ensemble_router.coevolve import states_of
-from routewright.ensemble_router.coevolve_rules import BASE, RULES_FOLDER, SERVED, WARM, load_agents
+from routewright.ensemble_router.coevolve_rules import (
+    BASE,
+    GENERALIST,
+    RULES_FOLDER,
+    SERVED,
+    WARM,
+    load_agents,
+    weights_digest,
+)
 from routewright.ensemble_router.dataset import OUT_OF_DISTRIBUTION, load_split
 from routewright.ensemble_router.familiarity import last_layer, state_layers
 from routewright.ensemble_router.held_out import Decide, Held, Outcome, held_answers, outcome
@@ -45,7 +54,8 @@ def answered_splits(
 ) -> dict[str, Questions]:
     """dev, test and, where there is one, the out-of-distribution set, answered by base, warm and every rule's agents.
 
-    The training questions that rules are fitted on are answered by the co-evolved agents alone.
+    The training questions that rules are fitted on are answered by the co-evolved agents alone. Answers are kept with the
+    digest of the weights that gave them, and given anew by other weights.
     """
     tasks = {name: load_split(dataset, name) for name in ("dev", "test")}
     train = load_split(dataset, "train")
@@ -54,9 +64,13 @@ def answered_splits(
     if (dataset / f"{OUT_OF_DISTRIBUTION}.jsonl").is_file():
         tasks[OUT_OF_DISTRIBUTION] = load_split(dataset, OUT_OF_DISTRIBUTION)
     splits: dict[str, Questions] = {}
-    for agents in (WARM, *rules):
-        folder = trained / WARM if agents == WARM else trained / RULES_FOLDER / agents / "adapters"
+    starts = [start for start in (WARM, GENERALIST) if (trained / start).is_dir()]
+    for agents in (*starts, *rules):
+        folder = trained / agents if agents in starts else trained / RULES_FOLDER / agents / "adapters"
         bases = load_agents(profile, [], trained, folder, seed)
+        _forget_other_weights(out / "answers", agents, weights_digest(trained, [folder]))
+        if agents == GENERALIST:
+            bases = [Base(bases[0].model, bases[0].tokenizer, bases[0].names[:1])]
         for name, questions in tasks.items():
             if name == FIT and agents != SERVED:
                 continue
@@ -76,3 +90,15 @@ def answered_splits(
                     held = held_answers(file, alone, questions, profile.agents, f"base model, {name} questions")
                 splits[name].held[BASE] = held
     return splits
+
+
+def _forget_other_weights(answers: Path, agents: str, digest: str) -> None:
+    """Remove what agents of this name answered with other weights."""
+    file = answers / f"{agents}.json"
+    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if kept.get("weights_sha256") == digest:
+        return
+    for old in [*answers.glob(f"{agents}-*.jsonl"), *(answers.glob(f"{BASE}-*.jsonl") if agents == WARM else ())]:
+        old.unlink()
+    answers.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"weights_sha256": digest}), encoding="utf-8")

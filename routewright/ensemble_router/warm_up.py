@@ -141,6 +141,25 @@ def warm_adapters(
     return model.eval()
 
 
+def warm_generalist(
+    base: Any, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task], profile: EnsembleProfile, seed: int
+) -> Any:
+    """The base with the first agent's adapter alone, warmed on all domains for as many steps as all agents together."""
+    assert profile.warm_up is not None
+    name, kept = profile.agents.names[0], answered(tasks)
+    model = add_adapters(base, [name], profile.agents.lora, seed)
+    settings = profile.warm_up.model_copy(update={"steps": profile.warm_up.steps * profile.agents.count})
+
+    def draw(generator: np.random.Generator) -> np.ndarray:
+        return generator.integers(len(kept), size=settings.batch_size)
+
+    activate(model, name)
+    _train(
+        model, tokenizer, kept, adapter_parameters(model, name), settings, draw, seed * 1_000_003, "warming one for all"
+    )
+    return model.eval()
+
+
 def _train(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,

@@ -38,6 +38,20 @@ def test_splits_share_no_question_and_the_seed_decides_all(tmp_path: Path) -> No
         load_split(tmp_path / "c", OUT_OF_DISTRIBUTION)
 
 
+def test_two_files_may_number_their_rows_alike_but_not_be_called_alike(tmp_path: Path) -> None:
+    paths = []
+    for name in ("sums", "more", "other/sums"):
+        path = tmp_path / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        rows = [{"question": f"{name} {n} plus 1?", "answer": f"#### {n + 1}", "id": str(n)} for n in range(200)]
+        path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+        paths.append({"path": path, "domain": name})
+    synthesize(profile(families=(), files=paths[:2]), tmp_path / "out", 0)
+    assert {task.id.split("/")[0] for task in load_split(tmp_path / "out", "train")} == {"sums", "more"}
+    with pytest.raises(BadInput, match="two files of one name have a train question 'sums/"):
+        synthesize(profile(families=(), files=paths[::2], train=200), tmp_path / "again", 0)
+
+
 def test_files_are_split_by_prompt_and_a_file_without_a_split_is_told(tmp_path: Path) -> None:
     rows = [{"question": f"What is {n} plus 1?", "answer": f"#### {n + 1}"} for n in range(200)]
     path = tmp_path / "sums.jsonl"

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("peft", reason="peft is in the train extra")
 
 from routewright.ensemble_router import coevolve as loop
 from routewright.ensemble_router import coevolve_rules as stage
 from routewright.ensemble_router import held_out
+from routewright.ensemble_router.agents import adapter_parameters
 from routewright.ensemble_router.coevolve_rules import coevolve_rules
 from routewright.ensemble_router.evaluation_run import OOD_RECORDS, RECORDS, evaluate_ensemble
 from routewright.ensemble_router.familiarity import load_heads
@@ -32,7 +36,8 @@ from serving.ensemble_router import EnsembleRouterPredictor
 from serving.exploration import Exploration
 
 RULES = (
-    "familiarity", "top-1", "all", "frozen-router", "one-model", "random", "linucb", "icl", "last-layer", "half-lambda",
+    "familiarity", "top-1", "all", "frozen-agents", "frozen-router", "one-model", "random", "linucb", "icl", "last-layer",
+    "half-lambda",
 )  # fmt: skip
 
 
@@ -80,8 +85,9 @@ def test_every_rule_has_its_row(done: Path) -> None:
     assert extra < set(names)
     assert [name for name in names if name not in extra] == [
         "majority", "warm", "single-best", "one-model", "random", "top-1", "all", "linucb", "icl", "frozen-router",
-        "familiarity", "warm:single-best", "warm:routed", "co-evolved:top-1", "co-evolved:top-2", "co-evolved:all",
-        "co-evolved:random", "co-evolved:linucb", "co-evolved:reward-regression", "co-evolved:classifier", "co-evolved:icl",
+        "frozen-agents", "familiarity", "warm:single-best", "warm:routed", "co-evolved:top-1", "co-evolved:top-2",
+        "co-evolved:all", "co-evolved:random", "co-evolved:linucb", "co-evolved:reward-regression", "co-evolved:classifier",
+        "co-evolved:icl",
     ]  # fmt: skip
     rows = {row.name: row.metrics for row in summary.rows}
     assert {name: rows[name]["agents_per_query"].mean for name in ("all", "top-1", "linucb", "single-best")} == {
@@ -190,13 +196,59 @@ def test_what_is_done_is_not_repeated(done: Path, monkeypatch: pytest.MonkeyPatc
     assert (done / "evaluation" / "summary.json").stat().st_mtime_ns == stamp
 
 
+def test_one_model_begins_from_an_adapter_with_the_warm_up_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = tiny(("familiarity", "one-model", "top-1")).model_dump()
+    content["warm_up"] = {"steps": 2, "batch_size": 4}
+    profile = EnsembleProfile.model_validate(content)
+    for name, n in (("train", 12), ("dev", 4), ("test", 6)):
+        write_tasks(tmp_path / "dataset" / f"{name}.jsonl", tasks(name, n))
+    (tmp_path / "dataset" / "dataset.json").write_text('{"tasks_sha256": "0"}', encoding="utf-8")
+    monkeypatch.setattr(loop, "verify", coin)
+    monkeypatch.setattr(held_out, "verify", coin)
+    starts, real = {}, stage.coevolve
+
+    def watched(*given: Any) -> Any:
+        starts[given[4]] = [p.detach().clone() for p in adapter_parameters(given[2][0].model, "agent-0")]
+        return real(*given)
+
+    monkeypatch.setattr(stage, "coevolve", watched)
+    coevolve_rules(tmp_path / "dataset", tmp_path / "trained", profile, 0)
+    same = {rule: all(map(torch.equal, starts[rule], starts["top-1"])) for rule in starts}
+    assert same == {"familiarity": True, "one-model": False, "top-1": True}
+    evaluate_ensemble(tmp_path / "dataset", tmp_path / "trained", tmp_path / "evaluation", profile, 0)
+    summary = Summary.model_validate_json((tmp_path / "evaluation" / "summary.json").read_text())
+    rows = {row.name: row.metrics for row in summary.rows}
+    assert rows["warm:one-model"]["agents_per_query"].mean == 1.0
+
+
+def test_other_weights_are_judged_anew(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same profile, seed and questions, but another agent-0 of one rule: refused in place, answered anew elsewhere."""
+    monkeypatch.setattr(held_out, "verify", coin)
+    shutil.copytree(done, tmp_path / "copy")
+    trained, out = tmp_path / "copy" / "trained", tmp_path / "copy" / "evaluation"
+    file = trained / "rules" / "top-1" / "adapters" / "agent-0" / "adapter_model.safetensors"
+    save_file({key: value + 0.5 for key, value in load_file(file).items()}, file)
+    with pytest.raises(BadInput, match="another profile, seed or dataset"):
+        evaluate_ensemble(done / "dataset", trained, out, tiny(), 0)
+    for name in ("coevolution.json", "summary.json"):
+        (out / name).unlink()
+    times = {name: (out / "answers" / f"{name}-test.jsonl").stat().st_mtime_ns for name in ("top-1", "all", "base")}
+    evaluate_ensemble(done / "dataset", trained, out, tiny(), 0)
+    again = {name: (out / "answers" / f"{name}-test.jsonl").stat().st_mtime_ns for name in times}
+    assert {name: again[name] == times[name] for name in times} == {"top-1": False, "all": True, "base": True}
+
+
+def test_a_profile_with_a_frozen_router_needs_frozen_agents() -> None:
+    with pytest.raises(ValueError, match="expected frozen-agents beside frozen-router"):
+        tiny(("familiarity", "frozen-router"))
+
+
 def test_another_seed_or_a_missing_training_is_told(done: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="another profile, seed or dataset"):
         coevolve_rules(done / "dataset", done / "trained", tiny(), 1)
-    with pytest.raises(BadInput, match="another profile, seed or dataset"):
-        evaluate_ensemble(done / "dataset", done / "trained", done / "evaluation", tiny(), 1)
-    with pytest.raises(BadInput, match="expected what the coevolve stage trained"):
-        evaluate_ensemble(done / "dataset", tmp_path / "nothing", tmp_path / "out", tiny(), 0)
+    for trained, seed in ((done / "trained", 1), (tmp_path / "nothing", 0)):
+        with pytest.raises(BadInput, match="expected what the coevolve stage trained"):
+            evaluate_ensemble(done / "dataset", trained, tmp_path / "out", tiny(), seed)
     with pytest.raises(BadInput, match=r"dataset\.json: expected what the synthesize stage writes"):
         coevolve_rules(tmp_path, tmp_path / "trained", tiny(), 0)
 

@@ -43,6 +43,15 @@ def test_whitened_states_have_about_unit_length() -> None:
     assert np.cov(reduced.T) * reduced.shape[1] == pytest.approx(np.eye(6), abs=0.02)
 
 
+@pytest.mark.parametrize("m", [2, 40, 64, 65])
+def test_unseen_states_stay_small_whatever_the_number_of_samples(m: int) -> None:
+    """m centred samples span m − 1 directions; dividing by what is left of the next one gave lengths of 100,000."""
+    samples, unseen = np.random.default_rng(0).normal(size=(m, 200)), np.random.default_rng(1).normal(size=(50, 200))
+    router = LearnedRouter("icl", 2, samples)
+    assert router.reduced(unseen).shape[1] == min(64, m - 1)
+    assert np.linalg.norm(router.reduced(unseen), axis=1).max() < 5
+
+
 def test_linucb_explores_an_agent_that_it_never_asked() -> None:
     """Agent 0 paid little so far: the bonus of the other one wins; without the bonus it stays."""
     states, _, _ = history()

@@ -135,6 +135,18 @@ def test_each_agent_answers_with_its_own_model_and_tokenizer(done: Path, monkeyp
                 assert held.texts[row][int(name[-1])] == text
 
 
+def test_kept_answers_are_read_back_whatever_lines_they_have(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U+2028 and U+0085 end a line for str.splitlines, but not in JSON lines."""
+    monkeypatch.setattr(held_out, "verify", coin)
+    monkeypatch.setattr(held_out, "completion_text", lambda *_: "one\u2028two\u0085three")
+    profile = mixed(done / "phi")
+    bases = load_agents(profile, [], done / "whole", done / "whole" / "rules" / "familiarity" / "adapters", 0)
+    first = held_answers(done / "lines.jsonl", bases, tasks("dev", 2), profile.agents, "answers")
+    monkeypatch.setattr(held_out, "generate", None)
+    again = held_answers(done / "lines.jsonl", bases, tasks("dev", 2), profile.agents, "answers")
+    assert again.texts == first.texts
+
+
 def test_the_router_is_served_and_knows_its_bases(done: Path, tmp_path: Path) -> None:
     shutil.copytree(done / "whole" / "router", tmp_path / "moved")
     router = load_ensemble_router(tmp_path / "moved")

@@ -10,11 +10,12 @@ from transformers import PreTrainedModel
 
 pytest.importorskip("peft", reason="peft is in the train extra")
 
+from routewright.ensemble_router import warm_up
 from routewright.ensemble_router.agents import activate, adapter_parameters, completion_log_probs
 from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
 from routewright.ensemble_router.prompts import completion_text, encode_answer, encode_prompt
 from routewright.ensemble_router.tasks import Task
-from routewright.ensemble_router.warm_up import base_model, character_tokenizer, warm_adapters
+from routewright.ensemble_router.warm_up import base_model, character_tokenizer, warm_adapters, warm_generalist
 from routewright.errors import BadInput
 
 TASKS = [
@@ -66,6 +67,31 @@ def test_each_adapter_prefers_its_domain_and_the_base_stays(tmp_path: Path) -> N
     assert found["agent-1", "2"] > found["agent-1", "1"]
     kept, _ = base_model(profile(), TASKS, tmp_path, seed=9)  # the folder's, not a new one
     assert all(torch.equal(value, before[key]) for key, value in kept.state_dict().items())
+
+
+def test_one_adapter_for_all_knows_all_domains(tmp_path: Path) -> None:
+    base, tokenizer = base_model(profile(), TASKS, tmp_path, seed=0)
+    model = warm_generalist(base, tokenizer, TASKS, profile(), seed=0)
+    assert list(model.peft_config) == ["agent-0"]
+    for prompt, right, wrong in (("ones 3", "1", "2"), ("twos 3", "2", "1")):
+        log_p = {}
+        for answer in (right, wrong):
+            completion = torch.tensor([encode_answer(tokenizer, answer)])
+            given = [encode_prompt(tokenizer, prompt)]
+            log_p[answer] = float(
+                completion_log_probs(model, given, completion, torch.ones_like(completion).bool(), 0).detach()[0, 0]
+            )
+        assert log_p[right] > log_p[wrong]
+
+
+def test_one_adapter_for_all_is_warmed_as_long_as_all_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    monkeypatch.setattr(warm_up, "_train", lambda *arguments: steps.append(arguments[4].steps))
+    base, tokenizer = base_model(profile(count=3), TASKS, tmp_path, seed=0)
+    warm_generalist(base, tokenizer, TASKS, profile(count=3), seed=0)
+    base, tokenizer = base_model(profile(count=3), TASKS, tmp_path, seed=0)
+    warm_adapters(base, tokenizer, TASKS, profile(count=3), seed=0)
+    assert steps == [120, 40, 40, 40]
 
 
 def test_a_run_that_resumes_begins_with_the_same_base(tmp_path: Path) -> None:
