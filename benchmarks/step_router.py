@@ -5,7 +5,8 @@
 Shell tasks (``--environment shell``) and programs (the path of a file of problems) have small profiles of their own:
 benchmarks/profiles/step-router-shell.yaml and step-router-code.yaml.
 
-Each finished stage is kept under --out and not repeated. The seeds share the tasks. Prints tables and writes them, with
+Each finished stage is kept under --out and not repeated; an --out of another environment or profile is refused. The seeds
+share the tasks. Prints tables and writes them, with
 every number, to --results.
 """
 
@@ -15,13 +16,16 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from routewright.errors import BadInput
 from routewright.evaluation.bootstrap import Estimate
+from routewright.evaluation.step_report import CVAR_ACTS, HINDSIGHT
 from routewright.step_router.bc import distill_bc
 from routewright.step_router.calibration import calibrate_router
 from routewright.step_router.dataset import fetch_tasks
@@ -30,6 +34,7 @@ from routewright.step_router.episodes import Episode, read_episodes
 from routewright.step_router.evaluation_run import evaluate
 from routewright.step_router.profile import StepRouterProfile, load_step_profile
 from routewright.step_router.results import StepResults
+from routewright.step_router.risk import constraint_told
 from routewright.step_router.synthesis import synthesize
 from routewright.step_router.thresholds import learn_then_test
 from routewright.step_router.verifier import train_verifier
@@ -116,19 +121,21 @@ def tables(found: Sequence[tuple[int, StepResults, list[dict[str, float]]]]) -> 
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     lines += [
         "\n**Targets of risk**\n",
-        "| seed | success / llm's | escalation at 0.97 | ÷ oracle's | Brier skill |",
-        "|---|---|---|---|---|",
+        f"{HINDSIGHT}\n",
+        "| seed | success / llm's | escalation / oracle's | at 0.97: escalation | that / oracle's | Brier skill |",
+        "|---|---|---|---|---|---|",
     ]
     for seed, results, _ in found:
         target = next(t for t in results.targets if t.row == "risk")
         skill = next(c.skill for c in results.calibration if c.row == "risk")
         cells = [
             "–" if e is None else f"{e.mean:.3f} [{e.low:.3f}, {e.high:.3f}]"
-            for e in (target.success_share, target.escalation_at_share, target.oracle_ratio, skill)
+            for e in (target.success_share, target.operating_ratio, target.escalation_at_share, target.oracle_ratio, skill)
         ]
         lines.append(f"| {seed} | " + " | ".join(cells) + " |")
     lines += [
-        "\n**risk minus another row**, paired 95 % intervals\n",
+        "\n**One row minus another**, paired 95 % intervals\n",
+        f"{CVAR_ACTS}\n",
         "| seed | row | at | difference |",
         "|---|---|---|---|",
     ]
@@ -156,15 +163,19 @@ def main() -> None:
     profile = load_step_profile(arguments.profile)
     fetch_tasks(arguments.environment, arguments.out / "dataset", profile)
     found: list[tuple[int, StepResults, list[dict[str, float]]]] = []
+    told: list[str] = []
     for seed in arguments.seeds:
         folder = arguments.out / f"seed{seed}"
         results = run_seed(folder, arguments.out / "dataset", profile, seed)
         episodes = read_episodes(folder / "evaluation" / "episodes.jsonl")
         checks = [guarantee(episodes, target, profile.router.delta, seed) for target in (0.1, 0.2, 0.3)]
         found.append((seed, results, checks))
+        history = [json.loads(line) for line in (folder / "router" / "history.jsonl").read_text().splitlines()]
+        told.append(f"Seed {seed}: {constraint_told(history, profile.router.epsilon)}\n")
         source = Path(arguments.environment).name
         command = f"python benchmarks/step_router.py --environment {source} --profile {arguments.profile}"
-        text = f"`{command}`, seeds {[s for s, _, _ in found]}, {os.cpu_count()} cores {platform.machine()}\n{tables(found)}"
+        text = f"`{command}`, seeds {[s for s, _, _ in found]}, {os.cpu_count()} cores {platform.machine()}\n"
+        text += tables(found) + "\n**CVaR constraint**\n\n" + "".join(told)
         print(text, flush=True)
         if arguments.results:
             everything: list[dict[str, Any]] = [
@@ -175,4 +186,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BadInput as error:
+        sys.exit(str(error))

@@ -25,11 +25,11 @@ from transformers import TrainerCallback
 
 from routewright.config import BackboneSection
 from routewright.evaluation.bootstrap import Estimate
+from routewright.evaluation.clustered import clustered_difference, clustered_mean
 from routewright.step_router.bc import distill_bc
 from routewright.step_router.calibration import alone
 from routewright.step_router.dataset import fetch_tasks, read_tasks
 from routewright.step_router.environments.protocol import Environment
-from routewright.step_router.frontier import clustered_difference, clustered_mean
 from routewright.step_router.perturbations import TABLE, perturbation_seeds
 from routewright.step_router.policy import SmallModel, load_policy
 from routewright.step_router.profile import StepRouterProfile, load_step_profile

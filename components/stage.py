@@ -197,7 +197,10 @@ def content_of(label: str, value: Any, router: str) -> Any:
     if label == "query_log" and value:
         if not Path(value).is_file():
             raise BadInput(f"query log {value}: no such file, expected JSON lines")
-        return digest_of(Path(value))
+        from routewright.pools.decision_log import rotated
+
+        files = [*rotated(Path(value)), Path(value)]
+        return digest_of(files[0]) if len(files) == 1 else [digest_of(file) for file in files]
     return value
 
 

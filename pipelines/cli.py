@@ -57,8 +57,8 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Tell what the stages do; exit code 1 unless all succeed.")] = False,
     poll_s: Annotated[float, typer.Option(min=0.0, help="Seconds between two looks with --wait.")] = 10.0,
     cache: Annotated[
-        bool | None, typer.Option("--cache/--no-cache", help="Reuse or repeat what KFP has done already.")
-    ] = None,
+        bool, typer.Option("--cache/--no-cache", help="Let KFP reuse what it did for parameters of the same text.")
+    ] = False,
 ) -> None:
     """Run a pipeline on a cluster. The token comes from KF_PIPELINES_TOKEN or the pod's service account."""
     from pipelines.plan import assignments, check_names, compiled, load_costs, plan_lines, stage_plans, typed_parameters

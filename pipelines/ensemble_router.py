@@ -35,7 +35,8 @@ def ensemble_router(profile: str, seed: int = 0, promote: bool = False, deploy: 
             dataset=dataset, examples=examples, model=coevolved.outputs["router"],
             evaluation=judged.outputs["evaluation"], router=ROUTER, deploy=deploy,
         )  # fmt: skip
-    promoted.set_caching_options(False)  # the champion it is judged against may be another now
     for task in (fetched, made, coevolved, judged, promoted):
         # What ran is part of a result's lineage; an image cannot know its own digest.
         task.set_env_variable("ROUTEWRIGHT_IMAGE", IMAGE)
+        # KFP's cache would look at the text of a path or a tag only, not at what is behind it now; stages look themselves.
+        task.set_caching_options(False)

@@ -33,6 +33,8 @@ KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
 }
 """KFP's parameter types: as a person reads them, and as Python has them."""
 NAMED = {"pool": (EMBEDDED,), "environment": ("textworld", "shell")}
+ALWAYS_RUN = ("drift-check", "promote")
+"""Stages that look at what changes by itself, a log and the champion: never taken from KFP's cache."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,11 @@ class Compiled:
     version: str
 
 
-def compiled(pipeline: str, placement: str, cache: bool | None = None) -> Compiled:
+def compiled(pipeline: str, placement: str, cache: bool = False) -> Compiled:
     """Compile a pipeline with a placement (a shipped one or a file).
 
-    ``cache`` turns KFP's cache on or off for every stage, None leaves it as the pipeline has it. BadInput for a pipeline
-    or a placement that is not there, and for what is wrong in the placement's file.
+    ``cache`` turns KFP's cache on for the stages that are not in `ALWAYS_RUN`. BadInput for a pipeline or a placement that
+    is not there, and for what is wrong in the placement's file.
     """
     if pipeline not in PIPELINES:
         raise BadInput(f"pipeline {pipeline}: expected one of {', '.join(PIPELINES)}")
@@ -62,10 +64,11 @@ def compiled(pipeline: str, placement: str, cache: bool | None = None) -> Compil
     with tempfile.TemporaryDirectory() as folder:
         file = compile_one(pipeline, placed(PIPELINES[pipeline], where), Path(folder))
         spec, *platform = yaml.safe_load_all(file.read_text(encoding="utf-8"))
-        if cache is not None:
+        if cache:
             for dag in dags(spec):
                 for task in dag["tasks"].values():
-                    task["cachingOptions"] = {"enableCache": True} if cache else {}
+                    if task["componentRef"]["name"].removeprefix("comp-") not in ALWAYS_RUN:
+                        task["cachingOptions"] = {"enableCache": True}
             file.write_text(yaml.safe_dump_all([spec, *platform], sort_keys=True), encoding="utf-8")
         version = cast("dict[str, str]", pipeline_resources(pipeline, where, file)[1]["metadata"])["name"]
         return Compiled(pipeline, where, spec, file.read_text(encoding="utf-8"), version)

@@ -23,14 +23,13 @@ def retrain(pool: str, decisions: str, reference: str, profile: str, seed: int =
 
     Args:
         pool: "aws-docs", the path of a pool file that the tasks can read, or a version of a pool.
-        decisions: Path of the log that routewright serve --log writes with exploration, which the tasks can read.
+        decisions: Path of the log that routewright serve --log writes with exploration, or of a folder where several
+            servers do, each in a file of its own; the tasks can read it.
         reference: Path of an earlier such log: the traffic that the router in service was made for.
         profile: smoke, laptop, gpu, or the path of a profile file.
         seed: Seed of all random choices.
     """
     checked = drift_check(decisions=decisions, reference=reference, seed=seed)
-    # The log grows behind the same path, which is all that KFP's cache would look at.
-    checked.set_caching_options(False)
     with dsl.If(checked.outputs["Output"] == 1, "drifted"):
         fetched = fetch_dataset(pool=pool)
         dataset = fetched.outputs["dataset"]
@@ -48,3 +47,5 @@ def retrain(pool: str, decisions: str, reference: str, profile: str, seed: int =
     for task in (checked, fetched, made, tuned, learnt, judged, tried, promoted):
         # What ran is part of a result's lineage; an image cannot know its own digest.
         task.set_env_variable("ROUTEWRIGHT_IMAGE", IMAGE)
+        # KFP's cache would look at the text of a path or a tag only, not at what is behind it now; stages look themselves.
+        task.set_caching_options(False)

@@ -45,7 +45,8 @@ def step_router(environment: str, profile: str, seed: int = 0, promote: bool = F
             **data, model=calibrated.outputs["router"], evaluation=judged.outputs["evaluation"],
             router=ROUTER, deploy=deploy,
         )  # fmt: skip
-    promoted.set_caching_options(False)  # the champion it is judged against may be another now
     for task in (fetched, made, cloned, checked, distilled, calibrated, judged, promoted):
         # What ran is part of a result's lineage; an image cannot know its own digest.
         task.set_env_variable("ROUTEWRIGHT_IMAGE", IMAGE)
+        # KFP's cache would look at the text of a path or a tag only, not at what is behind it now; stages look themselves.
+        task.set_caching_options(False)

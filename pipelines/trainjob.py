@@ -73,7 +73,9 @@ def job_set(where: StagePlacement) -> dict[str, Any]:
         "volumes": volumes,
         "containers": [{"name": NODE, "volumeMounts": mounts, "securityContext": restricted}],
     }
-    template = {"metadata": {"labels": where.labels}, "spec": {name: value for name, value in pod.items() if value}}
+    # KFP keeps Istio's proxy, which the restricted standard refuses, off its steps; here nobody else does.
+    labels = {"sidecar.istio.io/inject": "false", **where.labels}
+    template = {"metadata": {"labels": labels}, "spec": {name: value for name, value in pod.items() if value}}
     return {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": template}}}]}
 
 

@@ -30,7 +30,6 @@ from routewright.evaluation.off_policy import (
     reward_of,
     usable_entries,
 )
-from routewright.pools.decision_log import write_query_log
 from routewright.pools.query_log import QueryLogEntry, read_query_log
 
 HELD_OUT = 0.3
@@ -64,7 +63,7 @@ def check_drift(log: Path, reference: Path, out: Path, seed: int) -> Drift:
     from routewright.language_models.embedding import embed
 
     out.mkdir(parents=True, exist_ok=True)
-    entries, earlier = (_traffic(path, out / f"{name}.joined") for name, path in (("log", log), ("reference", reference)))
+    entries, earlier = (_traffic(path) for path in (log, reference))
     for name, chosen in ((LEARN, False), (HELD_OUT_LOG, True)):
         lines = [entry.model_dump_json() for entry in entries if held_out(entry.query) == chosen]
         (out / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -160,15 +159,11 @@ def drift_markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _traffic(log: Path, joined: Path) -> Sequence[QueryLogEntry]:
+def _traffic(log: Path) -> Sequence[QueryLogEntry]:
     """The decisions of a served router's log with their outcomes."""
-    if not log.is_file():
+    if not log.exists():
         raise BadInput(f"log {log}: no such file, expected the decisions that routewright serve --log wrote")
-    write_query_log(log, joined)
-    try:
-        return read_query_log(joined)
-    finally:
-        joined.unlink()
+    return [entry for entry in read_query_log(log) if entry.learnable]
 
 
 def _day(entry: QueryLogEntry) -> date:

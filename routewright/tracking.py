@@ -163,11 +163,13 @@ def stage_run(
     params: Mapping[str, Any],
     profile: TrainedProfile | None = None,
     pipeline: str = "search-router",
+    once: bool = True,
 ) -> Iterator[bool]:
     """The run of one stage, nested in the parent; yields False if an earlier attempt already recorded all of it.
 
-    Without a parent the run goes to the experiment of the ``pipeline``. Ends the run FINISHED or FAILED, except
-    one that KFP opened (``MLFLOW_RUN_ID``).
+    Without ``once`` an attempt after a finished one has a run of its own; a killed one is resumed all the same. Without a
+    parent the run goes to the experiment of the ``pipeline``. Ends the run FINISHED or FAILED, except one that KFP
+    opened (``MLFLOW_RUN_ID``).
     """
     connect()
     import mlflow
@@ -188,8 +190,10 @@ def stage_run(
     same = f"tags.`routewright.key` = '{key}' and tags.`routewright.stage` = '{stage}'"
     found = earlier_run(experiment, same + inside)
     if found and found.info.status == "FINISHED":
-        yield False
-        return
+        if once:
+            yield False
+            return
+        found = None
     with mlflow.start_run(
         run_id=found.info.run_id if found else None,
         experiment_id=experiment,

@@ -134,9 +134,12 @@ class FileLog:
         """Append the lines in one write."""
         data = b"".join(encoded(line) for line in lines)
         with self._lock:
-            try:
-                if self._size and self._size + len(data) > self._max_bytes:
+            if self._size and self._size + len(data) > self._max_bytes:
+                try:
                     self._rotate()
+                except OSError as error:
+                    _log.error("the decision log %s grows on: no new file, %s", self.path, error.strerror or error)
+            try:
                 if os.write(self._file, data) != len(data):
                     os.ftruncate(self._file, self._size)  # all or nothing: the next line must not hang on to half a line
                     raise OSError("the disk is full")
@@ -146,13 +149,22 @@ class FileLog:
                 _log.error("the decision log %s lost %d lines: %s", self.path, len(lines), error.strerror or error)
 
     def _rotate(self) -> None:
+        """Go on in a new file; it is opened before anything is moved, so that where it cannot be had the old one serves."""
         older = rotated(self.path)
         number = int(older[-1].suffix[1:]) + 1 if older else 1
-        os.rename(self.path, self.path.with_name(f"{self.path.name}.{number:06}"))
+        new = self.path.with_name(f"{self.path.name}.new")
+        file = os.open(new, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            if self.path.exists():  # else somebody took it away
+                os.rename(self.path, self.path.with_name(f"{self.path.name}.{number:06}"))
+            os.rename(new, self.path)
+        except OSError:
+            os.close(file)
+            raise
         os.close(self._file)
-        self._open()
+        self._file, self._size = file, 0
         for path in older[: max(0, len(older) + 1 - self._keep)]:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing is buffered; lets another server have the file."""

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from routewright.client import EnsembleDecision
-from routewright.ensemble_router.router import load_ensemble_router
+from routewright.ensemble_router.router import MAX_QUERY_TOKENS, load_ensemble_router
 from serving.decision_log import Redaction, redact
 from serving.exploration import Exploration
 from serving.input_drift import RunningDrift, route_reference
 from serving.predictor import Answer, Timing
 
 NAME = "ensemble-router"
+MAX_QUERY_CHARACTERS = 4 * MAX_QUERY_TOKENS  # an English text of as many tokens; to count a megabyte's takes a second
 
 
 class EnsembleInstance(BaseModel):
@@ -24,7 +25,14 @@ class EnsembleInstance(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    query: Annotated[str, Field(min_length=1, description="What the agents are asked, as they are asked it.")]
+    query: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=MAX_QUERY_CHARACTERS,
+            description=f"What the agents are asked, as they are asked it; at most {MAX_QUERY_TOKENS:,} tokens.",
+        ),
+    ]
 
     @field_validator("query")
     @classmethod
@@ -57,6 +65,10 @@ class EnsembleRouterPredictor:
     def agents(self) -> list[str]:
         """Who may be named in an outcome."""
         return self.router.agents
+
+    def check(self, instance: EnsembleInstance) -> None:
+        """BadInput for a query of too many tokens."""
+        self.router.tokens(instance.query)
 
     def decide(self, instances: Sequence[EnsembleInstance], timing: Timing) -> list[Answer]:
         """One by one, as in process: padded to a batch, a query's state would differ in its last digits.

@@ -90,6 +90,9 @@ class ServedRouter(Protocol):
     def in_loop(self) -> bool:
         """Whether a decision is so short that the event loop makes it itself, see `serving.batching`."""
 
+    def check(self, instance: Any) -> None:
+        """What its model cannot tell of an instance, before it waits for its turn; BadInput names the field."""
+
     def decide(self, instances: Sequence[Any], timing: Timing) -> list[Answer]:
         """Decide a batch, always in the same worker; BadInput where an instance is faulty after all."""
 
@@ -129,7 +132,7 @@ class Predictor(kserve.Model):
         self.batcher: Batcher[Any, dict[str, Any]] = Batcher(
             self._decide, max_batch, max_waiting, deadline_s, router.in_loop
         )
-        self.ready = False
+        self.ready = self.draining = False
 
     def load(self) -> bool:
         """Make some decisions, so that the first request finds everything in place; then the model is ready."""
@@ -140,6 +143,10 @@ class Predictor(kserve.Model):
         self.router.decide((examples * self.batcher.max_batch)[: self.batcher.max_batch], Timing())
         self.ready = True
         return True
+
+    def drain(self) -> None:
+        """Not ready any more, for those who ask before they send; who sends all the same is answered."""
+        self.ready, self.draining = False, True
 
     def stop(self) -> None:
         """Not ready any more; decide what waits, then close the log. Once is enough."""
@@ -206,13 +213,18 @@ class Predictor(kserve.Model):
 
     def check_open(self, on_the_way: int = 0) -> None:
         """Raise `Refused` where nothing can be decided now, see `Batcher.check_room`; to be asked before parsing."""
-        if not self.ready:
+        if not (self.ready or self.draining):
             raise not_ready()
         self.batcher.check_room(1, on_the_way)
 
     async def decide(self, instances: Sequence[Any], where: str) -> list[dict[str, Any]]:
         """The decisions of raw instances, all or none; BadInput names the field, `Refused` says why nothing is decided."""
         parsed = [parse_model(self.router.instance, value, f"{where}[{i}]") for i, value in enumerate(instances)]
+        for i, instance in enumerate(parsed):
+            try:
+                self.router.check(instance)
+            except BadInput as error:
+                raise BadInput(f"{where}[{i}].{error}") from None
         try:
             return await self.batcher.submit(parsed)
         except BadInput as error:

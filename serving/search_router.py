@@ -99,6 +99,9 @@ class SearchRouter:
         """Who may be named in an outcome."""
         return self.router.names
 
+    def check(self, instance: SearchInstance) -> None:
+        """Nothing more: of a query of any length, the start counts."""
+
     def decide(self, instances: Sequence[SearchInstance], timing: Timing) -> list[Answer]:
         """One forward pass over all instances."""
         today = date.today()

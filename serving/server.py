@@ -24,7 +24,8 @@ from serving.predictor import Predictor, ServedRouter
 from serving.protocol import protocol_of
 from serving.rest import application
 
-GRACE_S = 20
+DRAIN_S = 5.0  # after SIGTERM, requests go on coming until everybody who routes here has heard: usually two seconds
+GRACE_S = 15  # a body's ten and a deadline's two; with the drain it leaves a preStop ten of Kubernetes' thirty seconds
 _SWITCH_S = 0.001  # a thread that waits for the interpreter gets it sooner: refusals must not slow decisions down
 
 
@@ -87,6 +88,7 @@ async def run(
 ) -> None:
     """Serve until SIGTERM or SIGINT; requests that are in flight then are answered, for `GRACE_S` seconds at most.
 
+    After SIGTERM it is not ready at once, and decides whatever still comes for `DRAIN_S` seconds, or up to a second signal.
     Live at once, ready after the warm-up (then ``on_ready`` is called). BadInput: the gRPC port cannot be had.
     """
     registered = kserve.ModelServer(enable_grpc=grpc_address is not None)
@@ -114,11 +116,17 @@ async def run(
     )
     rest = _Server(config)
 
-    def stop(number: int) -> None:
-        predictor.ready = False
-        rest.handle_exit(number, None)
-
     loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        if number == signal.SIGTERM and predictor.ready:
+            predictor.drain()
+            config.encoded_headers.append((b"connection", b"close"))  # with its answer, each sender is sent elsewhere
+            loop.call_later(DRAIN_S, rest.handle_exit, number, None)
+        else:
+            predictor.ready = False
+            rest.handle_exit(number, None)
+
     previous = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     warm = asyncio.create_task(asyncio.to_thread(predictor.load))

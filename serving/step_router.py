@@ -112,6 +112,9 @@ class StepRouterPredictor:
             {"observation": "a dark room", "candidates": proposals, "step": 0, "max_steps": 10, "budget_left": 3},
         )
 
+    def check(self, instance: StepInstance) -> None:
+        """Nothing more: of a text of any length, the start counts."""
+
     def decide(self, instances: Sequence[StepInstance], timing: Timing) -> list[Answer]:
         """One by one: features cost more than the small network, and each answer is exactly that of a lone request."""
         answers = []

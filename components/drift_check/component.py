@@ -19,7 +19,7 @@ def drift_check(
     """Compare a served search router's log with an earlier one, by the routes taken and the queries' embeddings.
 
     Args:
-        decisions: Path of the log that routewright serve --log writes, which the task can read.
+        decisions: Path of the log that routewright serve --log writes, or of a folder of several, which the task can read.
         reference: Path of an earlier such log: the traffic that the router was made for.
         seed: Seed of the resampling that sets the thresholds.
         traffic: drift.json (the decision and its numbers), learn.jsonl and held-out.jsonl (the log by query).
@@ -37,13 +37,13 @@ def drift_check(
     from components.presentation import show_numbers
     from components.stage import digest_of, stage
     from routewright import tracking
-    from routewright.pools.decision_log import rotated
+    from routewright.pools.decision_log import log_files
     from routewright.retraining import DRIFT, LEARN, check_drift, drift_markdown
 
     logs = {"decisions": Path(decisions), "reference": Path(reference)}
     settings = {**{name: str(path) for name, path in logs.items()}, "seed": seed}
     # The path stays while the log grows: what counts is the content, and a missing file is told by the function.
-    content = {name: [digest_of(file) for file in [*rotated(path), path] if file.is_file()] for name, path in logs.items()}
+    content = {name: [digest_of(file) for file in log_files(path) if file.is_file()] for name, path in logs.items()}
     with stage("drift-check", {}, settings | {"content": content}, traffic, log) as run:
         with tracking.stage_run(run.name, run.key, settings) as fresh:
             if not run.done:

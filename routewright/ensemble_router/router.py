@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # a served router has no use for profiles
     from routewright.ensemble_router.profile import EnsembleProfile
 
 ADAPTERS = "adapters"
+MAX_QUERY_TOKENS = 2048
+"""A query may have so many, where the backbone reads as many: a pass over its whole context would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class EnsembleRouter:
     ) -> None:
         self.model, self.tokenizer, self.heads, self.description = model, tokenizer, heads, description
         self.lam, self.tau = float(description["lambda"]), float(description["tau"])
-        self.longest = int(getattr(model.config, "max_position_embeddings", 4096))
+        self.longest = min(MAX_QUERY_TOKENS, int(getattr(model.config, "max_position_embeddings", MAX_QUERY_TOKENS)))
         check_cut_off(len(heads.agents), self.tau)
 
     @property
@@ -67,15 +69,19 @@ class EnsembleRouter:
         """Names of all agents."""
         return list(self.heads.agents)
 
-    def state(self, query: str) -> torch.Tensor:
-        """h(q), (2H,), of one backbone pass. BadInput for an empty query or one longer than the backbone reads."""
+    def tokens(self, query: str) -> list[int]:
+        """The query as the backbone reads it. BadInput for an empty one or one of more than `longest` tokens."""
         if not query.strip():
             raise BadInput("query: expected a text, found an empty one")
         tokens = encode_prompt(self.tokenizer, query.encode("utf-8", "replace").decode())  # lone surrogates go
         if len(tokens) > self.longest:
             raise BadInput(f"query: expected at most {self.longest} tokens, found {len(tokens)}")
+        return tokens
+
+    def state(self, query: str) -> torch.Tensor:
+        """h(q), (2H,), of one backbone pass; errors as `tokens`."""
         device = next(self.model.parameters()).device
-        ids = torch.tensor([tokens], device=device)
+        ids = torch.tensor([self.tokens(query)], device=device)
         return query_states(self.model, ids, torch.ones_like(ids, dtype=torch.bool))[0].cpu()
 
     def route(self, state: torch.Tensor) -> EnsembleDecision:
@@ -160,8 +166,8 @@ def load_ensemble_router(folder: Path) -> EnsembleRouter:
     check_cut_off(len(heads.agents), tau)
     if backbone.source == "path" and not Path(backbone.name).is_absolute():
         backbone = backbone.model_copy(update={"name": str(folder / backbone.name)})
-    model, tokenizer = load_backbone(backbone, [], 0)
-    model = model.to(resolve_dtype(backbone.dtype)).eval().requires_grad_(False)
+    model, tokenizer = load_backbone(backbone, [], 0, resolve_dtype(backbone.dtype))
+    model = model.eval().requires_grad_(False)
     if torch.cuda.is_available():
         model = model.cuda()
     if 2 * model.config.hidden_size != heads.width:

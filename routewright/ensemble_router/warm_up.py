@@ -64,8 +64,7 @@ def base_model(
             partial.rename(folder)
         # read back the first time too: in memory it has another dtype and place than for a run that resumes
         config = BackboneSection(source="path", name=str(folder), frozen_layers=0, dtype=config.dtype)
-    model, tokenizer = load_backbone(config, [], seed)
-    model = model.to(resolve_dtype(config.dtype))
+    model, tokenizer = load_backbone(config, [], seed, resolve_dtype(config.dtype))
     if torch.cuda.is_available():
         model = model.cuda()
     return model.eval().requires_grad_(False), tokenizer

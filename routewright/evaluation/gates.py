@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from routewright.errors import BadInput
-from routewright.evaluation.bootstrap import paired_difference
+from routewright.evaluation.bootstrap import Estimate, paired_difference
 from routewright.evaluation.calibration import brier_score, expected_calibration_error
+from routewright.evaluation.clustered import clustered_difference
 from routewright.evaluation.summary import Gate
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -25,6 +26,7 @@ class _Strict(BaseModel):
 class Judged(_Strict):
     """One held-out query or episode; what does not apply is None.
 
+    ``group``: the task of an episode, whose other seeds resemble it: intervals resample groups where there are any.
     ``quality`` is NDCG@10 or success, 0..1. ``probability`` is the model's own for ``outcome``, 0 or 1. ``cost`` and
     ``latency_ms`` are those of its decision.
     """
@@ -33,6 +35,7 @@ class Judged(_Strict):
     quality: Share
     mismatch: bool | None = None
     slice: str | None = None
+    group: str | None = None
     seed: int | None = None
     probability: Share | None = None
     outcome: Annotated[int, Field(ge=0, le=1)] | None = None
@@ -90,7 +93,7 @@ class GateBounds(_Strict):
     mismatch_margin: Share = Field(default=0.02, description="the same on the mismatch subset")
     worst_seed_margin: Share = Field(default=0.02, description="the worst seed's mean quality may be this much lower")
     slice_margin: Share = Field(default=0.05, description="no slice may be surely (upper end) worse by more than this")
-    slice_size: int = Field(default=20, ge=2, description="slices with fewer queries are not looked at")
+    slice_size: int = Field(default=20, ge=2, description="slices with fewer queries, or tasks of episodes, do not count")
     brier_rise: Share = Field(default=0.01, description="Brier score above the champion's")
     ece_rise: Share = Field(default=0.02, description="ECE above the champion's")
     latency_ratio: float = Field(default=1.2, gt=0, description="p99 latency / the champion's, measured in one run")
@@ -125,9 +128,9 @@ def promotion_gates(
 ) -> list[Check]:
     """All gates that apply, each with value, bound and reason.
 
-    Against a champion: 95 % paired bootstrap over the same queries or episodes. Without one, absolute gates only: better
-    than ``baseline`` (a rule that needs no training, on the same queries), calibrated, fast. A gate that applies but
-    cannot be measured has no value and fails.
+    Against a champion: 95 % paired bootstrap over the same queries, or over the tasks of the same episodes. Without one,
+    absolute gates only: better than ``baseline`` (a rule that needs no training, on the same queries), calibrated, fast. A
+    gate that applies but cannot be measured has no value and fails.
     """
     checks = (
         _absolute(candidate, baseline, bounds, seed) if champion is None else _relative(candidate, champion, bounds, seed)
@@ -184,16 +187,29 @@ def _relative(candidate: Evidence, champion: Evidence, bounds: GateBounds, seed:
     return checks
 
 
-def _shared(a: Evidence, b: Evidence, wanted: Callable[[Judged], bool]) -> tuple[list[float], list[float]] | str:
-    """Qualities of the same wanted queries, or why there are none to pair."""
+def _shared(a: Evidence, b: Evidence, wanted: Callable[[Judged], bool]) -> list[tuple[Judged, Judged]] | str:
+    """The same wanted queries as both answered them, or why there are none to pair."""
     if a.data != b.data:
         return f"judged on other data than {b.model_version} ({a.data[:12]}, {b.data[:12]})"
     theirs = {judged.id: judged for judged in b.judged}
     mine = {judged.id for judged in a.judged}
     if mine != set(theirs):
         return f"judged on other queries than {b.model_version}: {len(mine ^ set(theirs))} are not in both"
-    pairs = [(judged.quality, theirs[judged.id].quality) for judged in a.judged if wanted(judged)]
-    return ([x for x, _ in pairs], [y for _, y in pairs]) if pairs else "no such queries"
+    return [(judged, theirs[judged.id]) for judged in a.judged if wanted(judged)] or "no such queries"
+
+
+def _groups(pairs: Sequence[tuple[Judged, Judged]]) -> list[str]:
+    """What is resampled together: the episodes of one task, a query by itself."""
+    return [judged.group or judged.id for judged, _ in pairs]
+
+
+def _difference(pairs: Sequence[tuple[Judged, Judged]], seed: int) -> Estimate:
+    """Mean difference of quality with its interval over queries, or over the tasks of episodes."""
+    own, other = [judged.quality for judged, _ in pairs], [judged.quality for _, judged in pairs]
+    groups = _groups(pairs)
+    if len(set(groups)) < len(groups):
+        return clustered_difference(own, other, groups, seed)
+    return paired_difference(own, other, seed)
 
 
 def _paired(
@@ -202,7 +218,7 @@ def _paired(
     pairs = _shared(candidate, other, wanted)
     if isinstance(pairs, str):
         return Check(name=name, passed=False, value=None, bound=bound, why=pairs)
-    difference = paired_difference(*pairs, seed)
+    difference = _difference(pairs, seed)
     why = f"mean {difference.mean:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}] over {difference.n}"
     return _at_least(name, difference.low, bound, why)
 
@@ -214,8 +230,8 @@ def _slices(candidate: Evidence, champion: Evidence, bounds: GateBounds, seed: i
         pairs = _shared(candidate, champion, lambda judged, part=part: judged.slice == part)  # type: ignore[misc]
         if isinstance(pairs, str):
             return Check(name=name, passed=False, value=None, bound=-bounds.slice_margin, why=pairs)
-        if len(pairs[0]) >= bounds.slice_size:
-            found.append((paired_difference(*pairs, seed), part))
+        if len(set(_groups(pairs))) >= bounds.slice_size:
+            found.append((_difference(pairs, seed), part))
     if not found:
         why = f"no slice has {bounds.slice_size} queries"
         return Check(name=name, passed=True, value=None, bound=-bounds.slice_margin, why=why)

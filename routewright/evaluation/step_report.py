@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -48,6 +49,14 @@ _CURVES = {
         "λ rises while the worst seeds fail more often than the bound allows, and falls once they do not.",
     ),
 }
+HINDSIGHT = (
+    "The escalation at 0.97 of the LLM's success is read with hindsight, where the frontier of these test episodes first "
+    "reaches it; the escalation at a router's own threshold was settled beforehand."
+)
+CVAR_ACTS = (
+    "The CVaR term acts on the risk, which failure-risk escalates on; risk escalates on the benefit of a call, which has "
+    "the term through the shared layers only. So its ablation is failure-risk − failure-risk-no-cvar."
+)
 _MANY_SEEDS = 12
 _SHORT = {"llm_calls_per_episode": "LLM calls", "escalated_episodes": "episodes", "worst_seed_success": "worst seed"}
 
@@ -83,7 +92,7 @@ def write_step_report(
         _rows_section(results),
         _comparison_section(results),
         _target_section(results),
-        _gate_section(summary),
+        _gates(summary),
         _worst_section(results),
         _calibration_section(results),
         *_group_sections(results),
@@ -162,9 +171,10 @@ def _frontier_section(results: StepResults) -> Section:
     )
     target = next(target for target in results.targets if target.row == "risk")
     if target.escalation_at_share is not None:
-        caption += f" risk reaches 97 % of the LLM's success at {target.escalation_at_share.mean:.1%} escalation"
-        ratio = target.oracle_ratio
-        caption += f", {ratio.mean:.2f} × the oracle's." if ratio is not None else "."
+        ratio, own, at = target.oracle_ratio, target.operating_ratio, target.escalation_at_share.mean
+        caption += f" With hindsight, risk reaches 97 % of the LLM's success at {at:.1%} escalation"
+        caption += f", {ratio.mean:.2f} × the oracle's" if ratio is not None else ""
+        caption += f"; its own threshold stands at {own.mean:.2f} ×." if own is not None else "."
     return Section("Success against escalation", figure_html("frontier", figure, "success over escalation"), caption)
 
 
@@ -187,8 +197,8 @@ def _rows_section(results: StepResults) -> Section:
         f"they escalate as much as risk, {results.matched_rate:.1%}: linear between the two measured settings next to "
         "it, as a coin tossed between the two would do. Bold: the best router. Escalation is the share of steps that the "
         "LLM takes; look at its calls an episode too, as steps that the small model wastes dilute the share. Cost an "
-        f"episode: {results.c_slm:g} a step of the small model, {results.c_llm:g} a step of the LLM. Episodes: the share "
-        "with any call."
+        f"episode: {results.c_slm:g} a proposal of the small model, {results.c_llm:g} a step of the LLM; a rule that looks "
+        "at the proposals pays for both where it escalates. Episodes: the share with any call."
     )
     return Section("All rows", table_html(columns, lines), caption)
 
@@ -204,8 +214,8 @@ def _comparison_cell(found: Comparison | None) -> str | Markup:
     return _block("difference", text, _interval(d), mark, word, kind)
 
 
-def _compared(results: StepResults, b: str, at: str) -> Comparison | None:
-    return next((c for c in results.comparisons if c.a == "risk" and c.b == b and c.at == at), None)
+def _compared(results: StepResults, b: str, at: str, a: str = "risk") -> Comparison | None:
+    return next((c for c in results.comparisons if (c.a, c.b, c.at) == (a, b, at)), None)
 
 
 def _comparison_section(results: StepResults) -> Section | None:
@@ -229,18 +239,25 @@ def _target_section(results: StepResults) -> Section:
     areas = {f.row: f.area for f in results.frontiers}
     lines = [
         TableRow(
-            [t.row, *(_estimate_cell(e) for e in (t.success_share, t.escalation_at_share, t.oracle_ratio, areas[t.row]))],
+            [t.row, *(_estimate_cell(e) for e in (t.success_share, t.operating_ratio, t.escalation_at_share, t.oracle_ratio,
+                                                  areas[t.row]))],
             mark=t.row == "risk",
         )
         for t in results.targets
-    ]
+    ]  # fmt: skip
     caption = (
-        "Success as a share of the LLM's, in the setting of the table above; the least escalation at which the "
-        "frontier has 97 % of the LLM's success; that escalation divided by the oracle's, where 1 or less is as "
-        "cheap as knowing beforehand which episodes fail; the area under the frontier."
+        "Success as a share of the LLM's, and escalation divided by the oracle's, in the setting of the table above; the "
+        "least escalation at which the frontier has 97 % of the LLM's success; that escalation divided by the oracle's, "
+        "where 1 or less is as cheap as knowing beforehand which episodes fail; the area under the frontier. "
+        f"{HINDSIGHT}"
     )
-    columns = ["row", "of the LLM's", "escalation", "÷ the oracle's", "area"]
+    columns = ["row", "of the LLM's", "÷ the oracle's", "escalation at 97 %", "that ÷ the oracle's", "area"]
     return Section("97 % of the LLM", table_html(columns, lines), caption)
+
+
+def _gates(summary: Summary) -> Section | None:
+    section = _gate_section(summary)
+    return None if section is None else replace(section, caption=f"{section.caption} {HINDSIGHT}")
 
 
 def _worst_section(results: StepResults) -> Section:
@@ -351,9 +368,21 @@ def _ablation_section(results: StepResults) -> Section | None:
             if found.at == "small model alone":
                 lines.append(TableRow([f"{found.a} − {found.b}", _comparison_cell(found)]))
         body += table_html(["small model alone", "success"], lines)
+    measures = ("oracle rate", "own rate", "cvar at own rate", "area")
+    lines = [
+        TableRow([f"{a} − {b}", *(_comparison_cell(_compared(results, b, at, a)) for at in measures)])
+        for a, b in (("failure-risk", "failure-risk-no-cvar"), ("risk", "risk-no-cvar"))
+        if _compared(results, b, "area", a) is not None
+    ]
+    if lines:
+        columns = ["CVaR term", "at the oracle's rate", "at risk's rate", "CVaR at risk's rate", "area"]
+        body += table_html(columns, lines)
     if not body:
         return None
-    caption = "Routers fitted anew without a feature, and small models distilled without the consistency term (no-jsd)."
+    caption = (
+        "Routers fitted anew without a feature, small models distilled without the consistency term (no-jsd), and routers "
+        f"without the CVaR term. {CVAR_ACTS}"
+    )
     return Section("Ablations", body, caption)
 
 

@@ -34,9 +34,9 @@ SEARCH_METRICS = (
 
 STEP_ROWS = (
     "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "failure-risk",
-    "risk", "risk-no-cvar", "risk-no-jsd", "oracle",
+    "failure-risk-no-cvar", "risk", "risk-no-cvar", "risk-no-jsd", "oracle",
 )  # fmt: skip
-"""The step router's rows in the order of the contract, and `failure-risk`: the paper's rule on the same model."""
+"""The step router's rows in the order of the contract, and `failure-risk`: the paper's rule on the same models."""
 
 STEP_METRICS = (
     "success", "escalation", "llm_calls_per_episode", "cost", "escalated_episodes", "worst_seed_success", "cvar",

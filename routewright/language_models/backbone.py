@@ -136,17 +136,19 @@ def from_config(config: BackboneSection, tokenizer: PreTrainedTokenizerBase, see
     return AutoModelForCausalLM.from_config(architecture)
 
 
-def load_backbone(config: BackboneSection, texts: list[str], seed: int) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The causal LM in float32 and its tokenizer; `texts` train the tokenizer of an architecture-only backbone."""
+def load_backbone(
+    config: BackboneSection, texts: list[str], seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The causal LM, read as `dtype`, and its tokenizer; `texts` train the tokenizer of an architecture-only backbone."""
     if config.source == "architecture":
         tokenizer = train_tokenizer(texts)
-        return from_config(config, tokenizer, seed), tokenizer
+        return from_config(config, tokenizer, seed).to(dtype), tokenizer
     location = str(packaged_folder(config.name)) if config.source == "packaged" else config.name
     if config.source == "path" and not (Path(location) / "config.json").is_file():
         raise BadInput(f"backbone folder '{location}': expected a folder with config.json and safetensors")
     arguments = {"revision": config.revision} if config.source == "hub" and config.revision else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=torch.float32, use_safetensors=True, **arguments)
+        model: Any = AutoModelForCausalLM.from_pretrained(location, dtype=dtype, use_safetensors=True, **arguments)
         tokenizer = AutoTokenizer.from_pretrained(location, **arguments)
     except OSError as error:
         raise BadInput(f"backbone '{location}' cannot be loaded: {str(error).splitlines()[0]}") from None
@@ -154,7 +156,7 @@ def load_backbone(config: BackboneSection, texts: list[str], seed: int) -> tuple
         tokenizer.pad_token = tokenizer.eos_token
     if config.layers:
         model = keep_layers(model, *config.layers)
-    return model, tokenizer
+    return model.to(dtype), tokenizer  # buffers too, as where the model is trained
 
 
 def split_backbone(model: Any, frozen_layers: int) -> tuple[Any, Any]:

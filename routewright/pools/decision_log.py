@@ -1,7 +1,8 @@
 """What a served router logged, joined with what came of it: decisions and, on lines of their own, outcomes.
 
 A line with a ``query`` is a decision, one with ``request_id`` and ``outcome`` but no ``query`` feedback on it; of several,
-the last counts. A log FILE is read together with what it was rotated to: FILE.000001, FILE.000002 …
+the last counts. A log FILE is read together with what it was rotated to: FILE.000001, FILE.000002 … A folder is a log
+that several servers write, each its own FILE.jsonl.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ def rotated(path: Path) -> list[Path]:
     return sorted(file for file in path.parent.glob(f"{path.name}.[0-9][0-9][0-9][0-9][0-9][0-9]") if file.is_file())
 
 
+def log_files(path: Path) -> list[Path]:
+    """The files of a log, what each was rotated to before it: of FILE, or of every FILE.jsonl in a folder."""
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+    return [part for file in files for part in [*rotated(file), file]]
+
+
 def _rows(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
-    for file in [*rotated(path), path]:
+    for file in log_files(path):
         for number, line in numbered_lines(file):
             try:
                 row = json.loads(line)
@@ -40,7 +47,7 @@ def _rows(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
 
 
 def read_decisions(path: Path) -> Iterator[dict[str, Any]]:
-    """The decisions of a log, oldest first, each with its ``outcome`` where there is one.
+    """The decisions of a log, file by file, each with its ``outcome`` where there is one.
 
     BadInput names file and line of one that is not JSON, or whose outcome is none; a last line without its newline was
     being written, or cut off by a kill, and is left out with a warning.
@@ -56,17 +63,6 @@ def read_decisions(path: Path) -> Iterator[dict[str, Any]]:
         if "query" in row:
             known = outcomes.get(row.get("request_id"))
             yield row if known is None else {**row, "outcome": known}
-
-
-def write_query_log(path: Path, out: Path) -> int:
-    """Write a search router's log as the query log that pipelines read; returns the number of entries.
-
-    Entries whose query was redacted cannot be learnt from and are left out, as are other routers'.
-    """
-    return _write(out, (
-        row for row in read_decisions(path)
-        if row.get("router", "search-router") == "search-router" and "redacted" not in row
-    ))  # fmt: skip
 
 
 def write_step_feedback(path: Path, out: Path) -> int:

@@ -1,4 +1,7 @@
-"""The query log: one JSON line a request, appended by production, read by SFT and by the off-policy estimates."""
+"""The query log: one JSON line a request, appended by production, read by SFT and by the off-policy estimates.
+
+What ``routewright serve --log`` writes is one: a decision a line, and what came of it on a later line of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from routewright.errors import BadInput
+from routewright.pools.decision_log import log_files
 from routewright.pools.pool import numbered_lines
 
 _log = logging.getLogger(__name__)
@@ -23,7 +27,7 @@ class QueryLogEntry(BaseModel):
     ``start``/``end`` are the closed interval of days asked for, ``qrels`` {agent: {document: grade >= 0}}, ``outcome``
     {agent: 0..1}, ``decision`` the router's answer as it was sent, ``propensity`` the probability in (0, 1] with which
     the logged action was taken, exploration included, ``largest`` the number of agents up to which exploration could have
-    asked any set instead.
+    asked any set instead, ``redacted`` how the query was made unreadable.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -44,6 +48,12 @@ class QueryLogEntry(BaseModel):
     propensity: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     largest: Annotated[int, Field(ge=1)] | None = None
     timestamp: AwareDatetime | None = None
+    redacted: str | None = None
+
+    @property
+    def learnable(self) -> bool:
+        """Whether the search router can learn from it: its query was kept, and no other router decided."""
+        return self.redacted is None and self.router not in ("step-router", "ensemble-router")
 
     @model_validator(mode="after")
     def _ends_after_it_starts(self) -> QueryLogEntry:
@@ -52,22 +62,44 @@ class QueryLogEntry(BaseModel):
         return self
 
 
-def read_query_log(path: Path) -> list[QueryLogEntry]:
-    """All entries of a query log (.jsonl or .jsonl.gz), in file order.
+class _Feedback(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
 
-    BadInput names file, line and field of the first broken line. A last line without its newline that does not parse
-    was being written when the log was read: it is left out with a warning.
+    request_id: str
+    outcome: dict[str, Share]
+
+
+def read_query_log(path: Path) -> list[QueryLogEntry]:
+    """All entries of a query log (.jsonl or .jsonl.gz), what it was rotated to first, or of all logs in a folder.
+
+    A line with ``request_id`` and ``outcome`` but no ``query`` is feedback: its outcome becomes that of the entry with this
+    id, of several the last. BadInput names file, line and field of the first broken line. A last line without its newline
+    that does not parse was being written when the log was read: it is left out with a warning.
     """
-    entries = []
-    for number, line in numbered_lines(path):
-        try:
-            entries.append(QueryLogEntry.model_validate_json(line))
-        except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            if fault["type"] == "json_invalid" and not line.endswith(b"\n"):
-                _log.warning("%s, line %d: the last line is torn and left out", path, number)
-                continue
-            field = ".".join(str(part) for part in fault["loc"])
-            reason = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-            raise BadInput(f"{path}, line {number}: {field + ': ' if field else ''}{reason}") from None
-    return entries
+    path = Path(path)
+    entries, outcomes = [], {}
+    for file in log_files(path):
+        for number, line in numbered_lines(file):
+            try:
+                entries.append(QueryLogEntry.model_validate_json(line))
+            except ValidationError as error:
+                fault = error.errors(include_url=False)[0]
+                if fault["type"] == "json_invalid" and not line.endswith(b"\n"):
+                    _log.warning("%s, line %d: the last line is torn and left out", file, number)
+                elif (fault["type"], fault["loc"]) == ("missing", ("query",)) and (feedback := _feedback(line)):
+                    outcomes[feedback.request_id] = feedback.outcome
+                else:
+                    field = ".".join(str(part) for part in fault["loc"])
+                    reason = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+                    raise BadInput(f"{file}, line {number}: {field + ': ' if field else ''}{reason}") from None
+    return [
+        entry.model_copy(update={"outcome": outcomes[entry.request_id]}) if entry.request_id in outcomes else entry
+        for entry in entries
+    ]
+
+
+def _feedback(line: bytes) -> _Feedback | None:
+    try:
+        return _Feedback.model_validate_json(line)
+    except ValidationError:
+        return None

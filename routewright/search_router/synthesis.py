@@ -187,7 +187,7 @@ def logged_queries(path: Path, pool: Pool) -> list[Example]:
             raise BadInput(
                 f"{path}, entry {number}: unknown agent '{unknown[0]}', expected one of {', '.join(pool.names)}"
             )
-        if not entry.qrels and not entry.outcome:
+        if not entry.learnable or not (entry.qrels or entry.outcome):
             continue
         best = max(entry.outcome, key=lambda name: entry.outcome[name]) if entry.outcome else next(iter(entry.qrels))
         examples.append(

@@ -25,6 +25,7 @@ from trl import SFTConfig, SFTTrainer
 from routewright.config import BackboneSection, LoraSection
 from routewright.language_models.backbone import load_backbone, resolve_dtype
 from routewright.language_models.training import History, last_checkpoint
+from routewright.step_router.identity import check_stage
 from routewright.step_router.names import SLOTS, known_words, name_slots, slot
 from routewright.step_router.policy import DESCRIPTION, Packed, Reader, action_log_probs, pack, packed_log_probs, save_model
 from routewright.step_router.profile import StepRouterProfile, TrainingSection
@@ -153,11 +154,10 @@ def distill_bc(
 ) -> None:  # fmt: skip
     """Clone the teacher on the synthesized states; writes a policy folder `out`. Resumes from its last checkpoint.
 
-    ``watchers`` see the training go on, to time it.
+    BadInput where `out` is of another profile, seed or examples. ``watchers`` see the training go on, to time it.
     """
-    if (out / DESCRIPTION).is_file():
+    if check_stage(out, DESCRIPTION, profile, seed, examples=examples):
         return
-    out.mkdir(parents=True, exist_ok=True)
     section = profile.bc
     states = list(unique(read_states(examples)))
     model, reader = new_policy(profile.backbone, states, section.max_length, seed)

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_curve
 
-from routewright.step_router.dataset import read_tasks
+from routewright.step_router.dataset import Tasks, make_environment, read_tasks
 from routewright.step_router.episodes import Episode, Rule, play
 from routewright.step_router.escalation import ALWAYS, NEVER, Benefit, Coin
 from routewright.step_router.escalation import random as at_random
+from routewright.step_router.identity import check_stage
 from routewright.step_router.perturbations import perturbation_seeds
 from routewright.step_router.profile import StepRouterProfile
 from routewright.step_router.risk import (
@@ -31,11 +32,12 @@ from routewright.step_router.risk import (
     both_outcomes,
     calibrate,
     constant_risk,
+    constraint_told,
     fit_risk,
     save_risk,
     stack,
 )
-from routewright.step_router.rollouts import as_explored, as_rollouts, first_steps, player
+from routewright.step_router.rollouts import as_explored, as_rollouts, first_steps, player, write_rollouts
 from routewright.step_router.thresholds import (
     bayes_threshold,
     learn_then_test,
@@ -43,6 +45,7 @@ from routewright.step_router.thresholds import (
 )
 
 PARITY = 0.98  # of the LLM's success on the threshold split, which the operating threshold keeps
+ROLLOUTS = "rollouts.npz"
 GRID = 12  # thresholds that are re-executed
 EVERY = -1.0  # the threshold that every benefit exceeds
 BENEFITS_KEPT = 1000  # past ones for pacing under a budget
@@ -61,6 +64,15 @@ def held_out_tasks(tasks: Sequence[str], seed: int) -> set[str]:
     shuffled = sorted(tasks)
     random.Random(f"temperature/{seed}").shuffle(shuffled)
     return set(shuffled[: max(1, len(shuffled) // 5)])
+
+
+def longest_limit(tasks: Tasks, names: Sequence[str]) -> int:
+    """The most steps that an episode of any of these tasks may take, however few the small model took."""
+    environment = make_environment(tasks)
+    try:
+        return max(environment.reset(name, 0).max_steps for name in names)
+    finally:
+        environment.close()
 
 
 def benefit_grid(model: RiskModel, rollouts: Rollouts) -> list[float]:
@@ -93,28 +105,26 @@ def calibrate_router(dataset: Path, policy: Path, verifier: Path, out: Path, pro
     """Fit the risk router and its ablations, and choose thresholds; ``policy`` is the folder that `distill_dpo` wrote.
 
     Writes a risk router folder ``out`` (with ``no-cvar``, ``query-level`` and, for ablations, ``no-jsd`` beneath),
-    ``rollouts.npz``, ``roc.json``, ``thresholds.json`` and ``history.jsonl``.
+    ``rollouts.npz``, ``roc.json``, ``thresholds.json`` and ``history.jsonl``. BadInput where ``out`` is of another profile,
+    seed, dataset, policy or verifier.
     """
-    if (out / DESCRIPTION).is_file():
+    if check_stage(out, DESCRIPTION, profile, seed, dataset=dataset, policy=policy, verifier=verifier):
         return
-    out.mkdir(parents=True, exist_ok=True)
     section = profile.router
     settings = RiskSettings(alpha=section.alpha, epsilon=section.epsilon, steps=section.steps)
     unconstrained = RiskSettings(alpha=section.alpha, epsilon=section.epsilon, steps=section.steps, constrained=False)
     if profile.evaluation.ablations:
         other = _one_policy(dataset, policy / "policy-no-jsd", verifier, out, profile, settings, seed, "no-jsd")
         save_risk(other["model"], out / "no-jsd", settings, other["facts"])
+        write_rollouts(out / "no-jsd" / ROLLOUTS, holdout=other["holdout"])
     main = _one_policy(dataset, policy / "policy", verifier, out, profile, settings, seed, "risk")
     train, holdout = main["train"], main["holdout"]
+    print(constraint_told(main["history"], section.epsilon), flush=True)
     no_cvar, _ = fit(train, main["explored"], holdout, unconstrained, seed)
     query_level, _ = fit(first_steps(train), None, first_steps(holdout), unconstrained, seed)
     for name, model in (("no-cvar", no_cvar), ("query-level", query_level)):
         save_risk(model, out / name, unconstrained, {})
-    np.savez(
-        out / "rollouts.npz",
-        **{f"{name}_{field}": getattr(part, field) for name, part in (("train", train), ("holdout", holdout))
-           for field in ("features", "episode", "failed", "seed")},
-    )  # fmt: skip
+    write_rollouts(out / ROLLOUTS, train=train, holdout=holdout)
     _write(out / "roc.json", main["roc"])
     _write(out / "thresholds.json", main["measured"])
     (out / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in main["history"]))
@@ -161,7 +171,7 @@ def _one_policy(
         "benefits": [round(float(b), 6) for b in benefits[:: max(1, len(benefits) // BENEFITS_KEPT)]],
         "c_slm": section.c_slm,
         "c_llm": section.c_llm,
-        "max_steps": max(episode.steps for episode in slm),
+        "max_steps": longest_limit(read_tasks(dataset), tasks["threshold"]),
         "target_failure": section.target_failure,
         "delta": section.delta,
         "stage": "calibrate",

@@ -18,6 +18,7 @@ import math
 import os
 import random
 import re
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -281,14 +282,14 @@ class StepRouter:
         )
 
     def episode(self, objective: str, max_steps: int | None = None, calls: int | None = None) -> Episode:
-        """A new episode of at most ``max_steps`` steps (as usual in training unless given).
+        """A new episode of at most ``max_steps`` steps (the longest limit of the calibration tasks unless given).
 
-        ``calls`` is its budget of LLM calls: None for no limit, 0 for none at all.
+        Steps beyond are decided as the last one. ``calls`` is its budget of LLM calls: None for no limit, 0 for none at all.
         """
         steps = self.max_steps if max_steps is None else max_steps
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise BadInput(f"max_steps: expected a whole number of at least 1, found {steps!r}")
-        limit = steps + 1 if calls is None else check_calls(calls)  # more calls than steps: no limit, no pacing
+        limit = sys.maxsize if calls is None else check_calls(calls)  # more calls than steps: no limit, no pacing
         budget = EpisodeBudget(limit, self.threshold, steps, self.benefits)
         episode = Episode(self, _text(objective, "objective"), budget)
         with self._lock:
@@ -358,7 +359,8 @@ class Episode:
             raise BadInput("decide: the last decision led to no action yet, expected a call of acted before")
         parsed = parse_candidates(candidates)
         seen, step = _text(observation, "observation"), len(self._history)
-        context = Context(self._objective, seen, parsed, step, self._budget.max_steps, self._history)
+        limit = max(step, self._budget.max_steps)  # an agent that goes on beyond its limit is at the end of it: time 1
+        context = Context(self._objective, seen, parsed, step, limit, self._history)
         row = compute_features(context)
         features = named(row)
         risk, benefit = self._router.predict(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -26,9 +27,11 @@ from routewright.step_router.environments.textworld_env import (
     game_specs,
     make_game,
 )
+from routewright.step_router.identity import check_identity, folder_digest
 from routewright.step_router.profile import StepRouterProfile, TasksSection
 
 TASKS, GAMES, PROBLEMS, FOLDERS = "tasks.json", "games", "problems.jsonl", "tasks"
+ROUTER_TASKS = 2  # at least: one that the risk router is fitted on, and one for its temperature
 
 
 @dataclass(frozen=True)
@@ -41,21 +44,24 @@ class Tasks:
 
 
 def fetch_tasks(source: str, out: Path, profile: StepRouterProfile) -> None:
-    """Lay out the tasks of a source as a folder that needs nothing else.
+    """Lay out the tasks of a source as a folder that needs nothing else. BadInput where it holds those of another.
 
     ``source``: "textworld" (games are made, seconds each, and kept in the cache), "shell" (our own tasks), a .jsonl or
     .jsonl.gz file of programming problems, or a folder of Terminal-Bench task folders.
     """
-    out.mkdir(parents=True, exist_ok=True)
     wanted = profile.tasks
+    told = wanted.model_dump_json()
     if source == "textworld":
+        check_identity(out, TASKS, {"environment": source, "tasks": told})
         splits = _make_games(out / GAMES, wanted, profile.workers)
         environment = "textworld"
     elif source.endswith((".jsonl", ".jsonl.gz")):
         problems = load_problems(Path(source))
         name = PROBLEMS + (".gz" if source.endswith(".gz") else "")
-        shutil.copyfile(source, out / name)
         environment, splits = "code", split_tasks([problem.id for problem in problems], wanted)
+        content = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+        check_identity(out, TASKS, {"environment": f"{name} {content}", "tasks": told})
+        shutil.copyfile(source, out / name)
     else:
         folder = OWN_TASKS if source == "shell" else Path(source)
         if not folder.is_dir():
@@ -63,8 +69,10 @@ def fetch_tasks(source: str, out: Path, profile: StepRouterProfile) -> None:
                 f"environment '{source}': expected textworld, shell, a .jsonl file of problems or a folder of task folders"
             )
         names = [task.name for task in load_tasks(folder)]
-        shutil.copytree(folder, out / FOLDERS, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         environment, splits = "shell", split_tasks(names, wanted)
+        copied = shutil.ignore_patterns("__pycache__")
+        check_identity(out, TASKS, {"environment": f"{FOLDERS} {folder_digest(folder)}", "tasks": told})
+        shutil.copytree(folder, out / FOLDERS, dirs_exist_ok=True, ignore=copied)
     partial_file = out / f"{TASKS}.partial"
     partial_file.write_text(json.dumps({"source": source, "environment": environment, "splits": splits}, indent=1))
     os.replace(partial_file, out / TASKS)
@@ -73,17 +81,22 @@ def fetch_tasks(source: str, out: Path, profile: StepRouterProfile) -> None:
 def split_tasks(names: Sequence[str], wanted: TasksSection) -> dict[str, list[str]]:
     """Disjoint splits of a fixed set of tasks, in the profile's proportions where there are fewer than it asks for.
 
-    BadInput where there are fewer tasks than splits.
+    The router's holds at least two: one to fit it on and one for its temperature. BadInput where there are too few tasks.
     """
-    if len(names) < len(SPLITS):
-        raise BadInput(f"environment: expected at least {len(SPLITS)} tasks, one a split, found {len(names)}")
+    least = {split: ROUTER_TASKS if split == "router" else 1 for split in SPLITS}
+    if len(names) < sum(least.values()):
+        raise BadInput(
+            f"environment: expected at least {sum(least.values())} tasks, {ROUTER_TASKS} for the router split and one for "
+            f"each other, found {len(names)}"
+        )
     shuffled = sorted(names)
     random.Random("split").shuffle(shuffled)
     sizes = [getattr(wanted, split) for split in SPLITS]
     share = min(1.0, len(names) / sum(sizes))
-    counts = [max(1, int(size * share)) for size in sizes]
+    counts = [max(least[split], int(size * share)) for split, size in zip(SPLITS, sizes, strict=True)]
     while sum(counts) > len(names):
-        counts[counts.index(max(counts))] -= 1
+        largest = max(range(len(SPLITS)), key=lambda i: (counts[i] > least[SPLITS[i]], counts[i]))
+        counts[largest] -= 1
     splits, start = {}, 0
     for split, count in zip(SPLITS, counts, strict=True):
         splits[split] = shuffled[start : start + count]

@@ -26,6 +26,7 @@ from routewright.errors import BadInput
 from routewright.language_models.backbone import resolve_dtype
 from routewright.language_models.training import History, last_checkpoint
 from routewright.step_router.bc import lora_config, training_arguments
+from routewright.step_router.identity import check_stage
 from routewright.step_router.policy import (
     DESCRIPTION,
     Reader,
@@ -172,8 +173,11 @@ def train_dpo(
 def distill_dpo(
     dataset: Path, examples: Path, bc: Path, verifier: Path, out: Path, profile: StepRouterProfile, seed: int
 ) -> None:
-    """Verifier-guided DPO; writes `out`/policy and, where the profile asks for ablations, `out`/policy-no-jsd."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Verifier-guided DPO; writes `out`/policy and, where the profile asks for ablations, `out`/policy-no-jsd.
+
+    BadInput where `out` is of another profile, seed, examples, policy or verifier.
+    """
+    check_stage(out, f"policy/{DESCRIPTION}", profile, seed, examples=examples, bc=bc, verifier=verifier)
     policy, judge = load_policy(bc), load_verifier(verifier)
     proposer = Remembered(SmallModel(policy, judge, profile.dpo.samples), out / "proposals")
     pairs = make_pairs(chosen_states(examples, profile.dpo.states, seed), proposer, judge, profile.dpo)

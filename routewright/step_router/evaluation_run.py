@@ -14,19 +14,27 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from routewright.errors import BadInput
-from routewright.evaluation.step_report import write_step_report
+from routewright.evaluation.step_report import CVAR_ACTS, HINDSIGHT, write_step_report
 from routewright.evaluation.summary import Gate, Summary, table_markdown
 from routewright.step_router import escalation
-from routewright.step_router.calibration import alone, fit
+from routewright.step_router.calibration import ROLLOUTS, alone, fit
 from routewright.step_router.dataset import read_tasks
 from routewright.step_router.episodes import Episode, Rule, play, write_episodes
 from routewright.step_router.escalation import ALWAYS, NEVER, Benefit, QueryLevel, Risk, Signal
 from routewright.step_router.features import NAMES
+from routewright.step_router.identity import check_stage
 from routewright.step_router.perturbations import perturbation_seeds
 from routewright.step_router.profile import StepRouterProfile
 from routewright.step_router.results import StepResults, build_results
-from routewright.step_router.risk import RiskModel, RiskSettings, Rollouts, load_risk
-from routewright.step_router.rollouts import as_rollouts, first_scores, first_steps, player
+from routewright.step_router.risk import RiskModel, RiskSettings, Rollouts, constraint_told, load_risk
+from routewright.step_router.rollouts import (
+    as_rollouts,
+    first_scores,
+    first_steps,
+    player,
+    read_rollouts,
+    with_logprobs,
+)
 
 GROUPS = {
     "policy": ("entropy", "entropy_history", "surprisal", "evidence"),
@@ -47,7 +55,12 @@ def quantile_grid(values: np.ndarray, count: int) -> list[float]:
 def rules_of(
     router: Path, rollouts: Rollouts, count: int, operating: Mapping[str, float]
 ) -> tuple[list[Rule], dict[str, RiskModel]]:
-    """Every row's thresholds, and the models that predict, from the small model's own episodes on the threshold split."""
+    """Every row's thresholds, and the models that predict.
+
+    ``rollouts`` are the small model's own episodes on the tasks of the router split that were held out for the temperature;
+    those without log-probabilities do not count, as every row is played with them.
+    """
+    rollouts = with_logprobs(rollouts)
     models = {row: load_risk(router / folder)[0] for row, folder in (("risk", "."), ("risk-no-cvar", "no-cvar"))}
     query_level = load_risk(router / "query-level")[0]
     features = rollouts.features
@@ -63,7 +76,8 @@ def rules_of(
             quantile_grid(query_level.risks(first_steps(rollouts).features), count),
         ),
     }
-    signals["failure-risk"] = (Risk(models["risk"]), quantile_grid(models["risk"].risks(features), count))
+    for row, model in models.items():
+        signals[f"failure-{row}"] = (Risk(model), quantile_grid(model.risks(features), count))
     for row, model in models.items():
         signals[row] = (Benefit(model), quantile_grid(model.benefits(features), count))
     rules = [Rule("slm", escalation.random, NEVER, keep=True), Rule("llm", escalation.random, ALWAYS)]
@@ -81,11 +95,7 @@ def ablated(router: Path, test: Rollouts, profile: StepRouterProfile, seed: int)
     """Brier and AUC on the test episodes of routers refitted without a group of features (held constant)."""
     section = profile.router
     settings = RiskSettings(alpha=section.alpha, epsilon=section.epsilon, steps=section.steps)
-    with np.load(router / "rollouts.npz", allow_pickle=False) as file:
-        train, holdout = (
-            Rollouts(**{field: file[f"{name}_{field}"] for field in ("features", "episode", "failed", "seed")})
-            for name in ("train", "holdout")
-        )
+    train, holdout = (read_rollouts(router / ROLLOUTS, name) for name in ("train", "holdout"))
     failed = test.failed[test.episode]
     weight = 1.0 / np.bincount(test.episode)[test.episode] / len(test.failed)
     found = {}
@@ -107,7 +117,10 @@ def _held(rollouts: Rollouts, columns: Sequence[int]) -> Rollouts:
 
 
 def gates_of(results: StepResults) -> list[Gate]:
-    """What the risk router promises, as facts: near the LLM's success, at no more escalation than the oracle's."""
+    """What the risk router promises, as facts: near the LLM's success, at no more escalation than the oracle's.
+
+    The second is read off the frontier of the test episodes, with hindsight: no threshold set beforehand would stand there.
+    """
     gates = []
     rows = {row.name: row.metrics for row in results.rows}
     share = rows["risk"]["success"].mean / max(rows["llm"]["success"].mean, 1e-9)
@@ -132,18 +145,20 @@ def gates_of(results: StepResults) -> list[Gate]:
 def evaluate(
     dataset: Path, policy: Path, verifier: Path, router: Path, out: Path, profile: StepRouterProfile, seed: int
 ) -> None:
-    """Play every row on the test split and write summary.json, report.html, table.md, episodes.jsonl and results.json."""
+    """Play every row on the test split and write summary.json, report.html, table.md, episodes.jsonl and results.json.
+
+    BadInput where ``out`` is of another profile, seed, dataset or models.
+    """
     started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    if (out / "summary.json").is_file():
+    inputs = {"dataset": dataset, "policy": policy, "verifier": verifier, "router": router}
+    if check_stage(out, "summary.json", profile, seed, **inputs):
         return
     tasks = read_tasks(dataset)
     section, test = profile.router, tasks.splits["test"]
     seeds, each = perturbation_seeds("test", profile.evaluation.seed_pool), profile.evaluation.seeds
     work = out / "checkpoints"
     make = player(dataset, policy / "policy", verifier, section.candidates, work / "proposals")
-    with np.load(router / "rollouts.npz", allow_pickle=False) as file:
-        known = Rollouts(**{field: file[f"holdout_{field}"] for field in ("features", "episode", "failed", "seed")})
+    known = read_rollouts(router / ROLLOUTS, "holdout")
     description = load_risk(router)[1]
     threshold = description["thresholds"][description["operating"]]
     if threshold is None:
@@ -158,7 +173,8 @@ def evaluate(
         operating["risk-no-jsd"] = told["thresholds"][told["operating"]]
         without = player(dataset, policy / "policy-no-jsd", verifier, section.candidates, work / "proposals-no-jsd")
         own = alone("slm-no-jsd", work / "slm-no-jsd", without, test, seeds, each, profile.workers)
-        own_grid = quantile_grid(other.benefits(as_rollouts(own).features), profile.evaluation.settings)
+        held = with_logprobs(read_rollouts(router / "no-jsd" / ROLLOUTS, "holdout"))
+        own_grid = quantile_grid(other.benefits(held.features), profile.evaluation.settings)
         grid = sorted({*own_grid, operating["risk-no-jsd"]})
         own_rules = [Rule("risk-no-jsd", Benefit(other), t) for t in grid]
         played += own
@@ -175,17 +191,20 @@ def evaluate(
         pipeline="step-router", profile=profile.name, seed=seed, wall_s=round(time.monotonic() - started, 1),
         rows=results.rows, gates=gates_of(results), artifacts=artifacts,
     )  # fmt: skip
-    (out / "table.md").write_text(table_markdown(summary), encoding="utf-8")
+    histories = _histories(policy, verifier, router)
+    constraint = constraint_told(histories["router"], section.epsilon)
+    notes = [f"{HINDSIGHT} {_operating_told(results)}", f"{CVAR_ACTS} {constraint}"]
+    (out / "table.md").write_text("\n\n".join([table_markdown(summary).rstrip(), *notes]) + "\n", encoding="utf-8")
     trained = (
         f"{profile.backbone.name} cloned the teacher on {len(tasks.splits['policy'])} tasks, and was tuned by DPO with the "
         f"process verifier. The risk router learnt from its failures on {len(tasks.splits['router'])} other tasks; its "
-        f"thresholds come from {len(tasks.splits['threshold'])} more."
+        f"thresholds come from {len(tasks.splits['threshold'])} more. {constraint}"
     )
     lineage = {"profile digest": profile.digest[:12], "risk router": str(description["model_version"])}
     write_step_report(
         results,
         summary,
-        _histories(policy, verifier, router),
+        histories,
         {
             "dataset": tasks.environment,
             "date": datetime.now(UTC).date().isoformat(),
@@ -197,6 +216,14 @@ def evaluate(
     partial = out / "summary.json.partial"
     partial.write_text(summary.model_dump_json(indent=2), encoding="utf-8")
     os.replace(partial, out / "summary.json")
+
+
+def _operating_told(results: StepResults) -> str:
+    """The share of the oracle's escalation that `risk` needs at its own threshold, as a sentence."""
+    ratio = next(target for target in results.targets if target.row == "risk").operating_ratio
+    if ratio is None:
+        return "The oracle escalates nothing here."
+    return f"risk at its own threshold: escalation / oracle's {ratio.mean:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]."
 
 
 def _risks(model: RiskModel, episodes: Sequence[Episode]) -> list[list[float]]:

@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 from routewright.data_versions import fetch_version, parse_source
-from routewright.step_router.dataset import TASKS, fetch_tasks, read_tasks
+from routewright.errors import BadInput
+from routewright.step_router.dataset import ROUTER_TASKS, TASKS, fetch_tasks, read_tasks
 from routewright.step_router.profile import StepRouterProfile
 
 
@@ -16,7 +17,7 @@ def fetch_dataset(source: str, out: Path, profile: StepRouterProfile) -> None:
     """`fetch_tasks` of a name or path, or of a version (see `routewright.data_versions`) of what it takes or wrote.
 
     A version's revision and md5 are kept in dataset.json. Tasks that `fetch_tasks` wrote come as they are, whatever the
-    profile asks for.
+    profile asks for; BadInput where the router has a single one of them.
     """
     version = parse_source(source)
     if version is None:
@@ -27,7 +28,9 @@ def fetch_dataset(source: str, out: Path, profile: StepRouterProfile) -> None:
         facts = fetch_version(version, folder)
         entries = list(folder.iterdir())
         if (folder / TASKS).is_file():
-            read_tasks(folder)
+            found = len(read_tasks(folder).splits["router"])
+            if found < ROUTER_TASKS:  # of before this was checked where tasks are split
+                raise BadInput(f"{source}: {TASKS}: splits.router: expected at least {ROUTER_TASKS} tasks, found {found}")
             shutil.copytree(folder, out, dirs_exist_ok=True)
         elif len(entries) == 1 and entries[0].is_file():
             fetch_tasks(str(entries[0]), out, profile)

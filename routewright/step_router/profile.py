@@ -17,7 +17,7 @@ class TasksSection(Section):
     """How many games, problems or task folders each split holds; no task is in two splits."""
 
     policy: int = Field(gt=0, description="for behaviour cloning, the verifier and DPO")
-    router: int = Field(gt=0, description="for the risk router: the policy's own failures on tasks it never saw")
+    router: int = Field(gt=1, description="for the risk router: the policy's own failures on tasks it never saw")
     threshold: int = Field(gt=0, description="for calibration and the threshold")
     test: int = Field(gt=0)
     moves: tuple[int, int] = Field((3, 6), description="TextWorld: moves of the shortest and of the longest quest")

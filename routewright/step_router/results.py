@@ -4,7 +4,8 @@ All rows hold the same (task, perturbation seed) pairs. A row with an operating 
 are read off their frontier at the escalation rate of `risk` at its operating point: linear between the two neighbouring
 measured settings, for every metric; a coin tossed between the two attains it, but for the difference in their episodes'
 lengths. Per-seed success is read that way first, the worst seeds are taken afterwards. Every frontier starts at the small
-model alone and ends at the LLM alone. Intervals are 95 % over tasks (`frontier.py`), the same resamples for all rows.
+model alone and ends at the LLM alone. Intervals are 95 % over tasks (`evaluation/clustered.py`), the same resamples for
+all rows.
 """
 
 from __future__ import annotations
@@ -18,26 +19,24 @@ from pydantic import BaseModel, ConfigDict
 from sklearn.metrics import roc_auc_score
 
 from routewright.evaluation.bootstrap import RESAMPLES, Estimate
+from routewright.evaluation.clustered import _codes, _estimate, _group_draws, clustered_difference, clustered_mean
 from routewright.evaluation.summary import STEP_METRICS, STEP_ROWS, Row, row_order
 from routewright.step_router.episodes import Episode
 from routewright.step_router.features import NAMES, check_features
 from routewright.step_router.frontier import (
     Sweep,
-    _codes,
     _curve,
-    _estimate,
-    _group_draws,
     area_difference,
     area_interval,
     brier_skill,
-    clustered_difference,
-    clustered_mean,
     cvar,
     frontier,
     matched_difference,
     post_hoc_oracle,
 )
 
+UNSEEN = ("llm", "oracle", "random-matched", "time")
+"""Rows that decide without the small model's proposals: a call costs them c_LLM alone, the others c_SLM + c_LLM."""
 TARGET_SHARE = 0.97
 """Share of the LLM's success that a router has to reach."""
 EARLY_STEPS = (0, 1, 2)
@@ -88,12 +87,14 @@ class Comparison(_Strict):
 class Target(_Strict):
     """How a router does against the LLM and the oracle; None where the denominator is 0 or the share is never reached.
 
-    ``success_share`` is success (as in the summary's row) / the LLM's; ``escalation_at_share`` the smallest escalation
-    on the frontier with 0.97 of the LLM's success; ``oracle_ratio`` that escalation / the oracle's.
+    ``success_share`` is success (as in the summary's row) / the LLM's, ``operating_ratio`` that row's escalation / the
+    oracle's. With hindsight, off the frontier of the test episodes: ``escalation_at_share``, the smallest escalation with
+    0.97 of the LLM's success, and ``oracle_ratio``, that / the oracle's.
     """
 
     row: str
     success_share: Estimate | None
+    operating_ratio: Estimate | None
     escalation_at_share: Estimate | None
     oracle_ratio: Estimate | None
 
@@ -258,7 +259,7 @@ def build_results(
     measured = {"slm": (slm, one), "llm": (llm, one)}
     measured |= {name: (settings.sweep, weights[name]) for name, settings in routers.items()}
     measured["oracle"] = (oracle, one)
-    replicates = {name: _metrics(sample, sweep, w, c_slm, c_llm, alpha) for name, (sweep, w) in measured.items()}
+    replicates = {name: _metrics(sample, name, sweep, w, c_slm, c_llm, alpha) for name, (sweep, w) in measured.items()}
     calibration = [_calibration(name, by_row, pairs, sample, risks[name], seed) for name in row_order(risks)]
     rows = [_row(sample, name, replicates[name], calibration) for name in row_order(replicates)]
 
@@ -266,7 +267,7 @@ def build_results(
     comparisons = _comparisons(sample, routers, rate, oracle_rate, alpha, seed, resamples)
     if "slm-no-jsd" in by_row:
         other = _run([_alone(by_row, "slm-no-jsd")], pairs)
-        policies.append(_row(sample, "slm-no-jsd", _metrics(sample, other, one, c_slm, c_llm, alpha), []))
+        policies.append(_row(sample, "slm-no-jsd", _metrics(sample, "slm", other, one, c_slm, c_llm, alpha), []))
         gain = clustered_difference(slm.success[0], other.success[0], sample.tasks, seed)
         comparisons.append(Comparison(a="slm", b="slm-no-jsd", at="small model alone", rate=None, difference=gain))
     shown = {"slm": slm, "risk": _at_operating(routers["risk"]), "llm": llm}
@@ -425,11 +426,20 @@ def _cvars(rates: np.ndarray, alpha: float) -> np.ndarray:
     return np.array([cvar(line[~np.isnan(line)], alpha) for line in rates])
 
 
+def proposals(name: str, llm_steps: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """How often a row's small model proposes in each episode: at every step that its rule looks at, as in `client.py`."""
+    if name in UNSEEN:
+        return steps - llm_steps
+    if name == "query-level":  # looks at the first step only
+        return steps - llm_steps + (llm_steps > 0)
+    return steps
+
+
 def _metrics(
-    sample: _Sample, sweep: Sweep, weights: np.ndarray, c_slm: float, c_llm: float, alpha: float
+    sample: _Sample, name: str, sweep: Sweep, weights: np.ndarray, c_slm: float, c_llm: float, alpha: float
 ) -> dict[str, np.ndarray]:
     """The metrics of one row in every resample, each (1 + resamples,)."""
-    cost = c_slm * (sweep.steps - sweep.llm_steps) + c_llm * sweep.llm_steps
+    cost = c_slm * proposals(name, sweep.llm_steps, sweep.steps) + c_llm * sweep.llm_steps
     rates = _failure_rates(sample, sweep, weights)
     settings = {
         "success": sample.means(sweep.success),
@@ -475,27 +485,28 @@ def _comparisons(
     seed: int,
     resamples: int,
 ) -> list[Comparison]:
-    """`risk` minus each other router."""
-    risk = routers["risk"].sweep
+    """`risk` minus each other router, and `failure-risk` minus the one without the CVaR term, which acts there."""
+    pairs = [("risk", name) for name in routers if name != "risk"]
+    if "failure-risk" in routers and "failure-risk-no-cvar" in routers:
+        pairs.append(("failure-risk", "failure-risk-no-cvar"))
 
     def worst(settings: _Settings) -> np.ndarray:
         weights = _weights(sample, settings, rate, at_rate=True)
         return _cvars(_failure_rates(sample, settings.sweep, weights), alpha)
 
-    own, found = worst(routers["risk"]), []
-    for name, settings in routers.items():
-        if name == "risk":
-            continue
-        other = settings.sweep
+    tails = {name: worst(settings) for name, settings in routers.items()}
+    found = []
+    for a, b in pairs:
+        one, other = routers[a].sweep, routers[b].sweep
         found += [
-            Comparison(a="risk", b=name, at="oracle rate", rate=oracle_rate,
-                       difference=matched_difference(risk, other, oracle_rate, seed, resamples)),
-            Comparison(a="risk", b=name, at="own rate", rate=rate,
-                       difference=matched_difference(risk, other, rate, seed, resamples)),
-            Comparison(a="risk", b=name, at="cvar at own rate", rate=rate,
-                       difference=sample.estimate(own - worst(settings))),
-            Comparison(a="risk", b=name, at="area", rate=None,
-                       difference=area_difference(risk, other, seed, resamples)),
+            Comparison(a=a, b=b, at="oracle rate", rate=oracle_rate,
+                       difference=matched_difference(one, other, oracle_rate, seed, resamples)),
+            Comparison(a=a, b=b, at="own rate", rate=rate,
+                       difference=matched_difference(one, other, rate, seed, resamples)),
+            Comparison(a=a, b=b, at="cvar at own rate", rate=rate,
+                       difference=sample.estimate(tails[a] - tails[b])),
+            Comparison(a=a, b=b, at="area", rate=None,
+                       difference=area_difference(one, other, seed, resamples)),
         ]  # fmt: skip
     return found
 
@@ -539,6 +550,7 @@ def _targets(
             Target(
                 row=name,
                 success_share=_ratio(sample, replicates[name]["success"], best),
+                operating_ratio=_ratio(sample, replicates[name]["escalation"], oracle_rates),
                 escalation_at_share=_ratio(sample, reached, np.ones_like(reached)),
                 oracle_ratio=_ratio(sample, reached, oracle_rates),
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from routewright.errors import BadInput
 from routewright.step_router.dataset import read_tasks
 from routewright.step_router.environments.protocol import Environment
 from routewright.step_router.episodes import Episode, Make
@@ -16,10 +17,11 @@ from routewright.step_router.features import NAMES, Candidate
 from routewright.step_router.perturbations import TABLE
 from routewright.step_router.policy import SmallModel, load_policy, load_verifier
 from routewright.step_router.remembered import Remembered
-from routewright.step_router.risk import Explored, Rollouts
+from routewright.step_router.risk import EVIDENCE, Explored, Rollouts
 from routewright.step_router.situations import Proposer, Situation
 from routewright.step_router.taught import taught_environment
 
+FIELDS = ("features", "episode", "failed", "seed")
 BEST, MARGIN, STEP = NAMES.index("verifier_best"), NAMES.index("verifier_margin"), NAMES.index("step")
 
 
@@ -74,6 +76,27 @@ def as_explored(episodes: Sequence[Episode], rate: float) -> Explored:
         agreed=np.array([float(turn.agreed is True) for turn, _ in turns]),
         rate=rate,
     )
+
+
+def write_rollouts(file: Path, **parts: Rollouts) -> None:
+    """Keep rollouts by name in an .npz file."""
+    np.savez(file, **{f"{name}_{field}": getattr(part, field) for name, part in parts.items() for field in FIELDS})
+
+
+def read_rollouts(file: Path, part: str) -> Rollouts:
+    """Those of that name; BadInput where the calibrate stage has not written them."""
+    try:
+        with np.load(file, allow_pickle=False) as kept:
+            return Rollouts(**{field: kept[f"{part}_{field}"] for field in FIELDS})
+    except (OSError, KeyError, ValueError) as error:
+        raise BadInput(f"{file}: expected the rollouts '{part}' that the calibrate stage writes ({error})") from None
+
+
+def with_logprobs(rollouts: Rollouts) -> Rollouts:
+    """The episodes that were seen with log-probabilities: elsewhere entropy and surprisal are pseudo, on another scale."""
+    told = rollouts.features[:, EVIDENCE] != 1.0
+    kept, episode = np.unique(rollouts.episode[told], return_inverse=True)
+    return Rollouts(rollouts.features[told], episode, rollouts.failed[kept], rollouts.seed[kept])
 
 
 def first_steps(rollouts: Rollouts) -> Rollouts:

@@ -18,6 +18,7 @@ from routewright.errors import BadInput
 from routewright.step_router.dataset import Tasks, read_tasks
 from routewright.step_router.environments.protocol import Observation
 from routewright.step_router.environments.textworld_env import PASSIVE
+from routewright.step_router.identity import check_stage
 from routewright.step_router.perturbations import Perturbed, perturbation_seeds, without
 from routewright.step_router.profile import StepRouterProfile, SynthesisSection
 from routewright.step_router.situations import Situation
@@ -109,9 +110,11 @@ def shown_move(teacher: str, admissible: Sequence[str] | None) -> str | None:
 
 
 def synthesize(dataset: Path, out: Path, profile: StepRouterProfile, seed: int) -> None:
-    """Play teacher episodes on the policy split; writes states.jsonl and stats.json."""
-    out.mkdir(parents=True, exist_ok=True)
-    if (out / "stats.json").is_file():
+    """Play teacher episodes on the policy split; writes states.jsonl and stats.json.
+
+    BadInput where `out` is of another profile, seed or dataset.
+    """
+    if check_stage(out, "stats.json", profile, seed, dataset=dataset):
         return
     tasks = read_tasks(dataset)
     names = tasks.splits["policy"]

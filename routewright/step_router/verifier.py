@@ -21,6 +21,7 @@ from routewright.errors import BadInput
 from routewright.language_models.backbone import resolve_dtype
 from routewright.language_models.training import History, last_checkpoint, quiet
 from routewright.step_router.bc import lora_config, packed_rows, training_arguments
+from routewright.step_router.identity import check_stage
 from routewright.step_router.policy import (
     DESCRIPTION,
     Packed,
@@ -92,10 +93,12 @@ def chosen_states(examples: Path, count: int, seed: int) -> list[State]:
 
 
 def train_verifier(dataset: Path, examples: Path, bc: Path, out: Path, profile: StepRouterProfile, seed: int) -> None:
-    """Train the verifier from the cloned policy; writes a folder `out`. Resumes from its last checkpoint."""
-    if (out / DESCRIPTION).is_file():
+    """Train the verifier from the cloned policy; writes a folder `out`. Resumes from its last checkpoint.
+
+    BadInput where `out` is of another profile, seed, examples or policy.
+    """
+    if check_stage(out, DESCRIPTION, profile, seed, examples=examples, bc=bc):
         return
-    out.mkdir(parents=True, exist_ok=True)
     section = profile.verifier
     policy = load_policy(bc)
     reader = policy.reader

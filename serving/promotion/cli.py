@@ -27,24 +27,42 @@ DeployOption = Annotated[
 @promotion_app.command()
 def promote(
     router: RouterArgument,
-    run: Annotated[Path, typer.Option("--run", metavar="DIR", help="What routewright run wrote to --out.")],
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="DIR", help="What routewright run wrote to --out; or --version.")
+    ] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", help="A version in the registry, as the challenger that retraining leaves there."),
+    ] = None,
     deploy: DeployOption = None,
     gates: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML with other bounds for the gates.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="For decision.json, decision.md, MODEL_CARD.md; RUN/promotion if not given."),
+        typer.Option(
+            metavar="DIR", help="For decision.json, decision.md, MODEL_CARD.md; if not given, promotion in RUN or here."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Judge, and show the manifest and how it differs from what is deployed.")
     ] = False,
 ) -> None:
     """Judge a trained router against the champion, roll it out in steps and make it the champion. Can be repeated."""
+    from routewright.errors import BadInput
     from routewright.evaluation.gates import GateBounds, load_bounds
     from serving.promotion import promote as promotion
+    from serving.promotion.registered import promote_version
 
-    bounds = GateBounds() if gates is None else load_bounds(gates)
-    candidate = promotion.candidate_of_run(router, run)
-    decision = promotion.promote(candidate, deployment(deploy), bounds, out or run / "promotion", typer.echo, dry_run)
+    if version is not None:
+        if run is not None or gates is not None:
+            raise BadInput("--version: expected neither --run nor --gates, a registered version has been judged")
+        place = out or Path("promotion")
+        decision = promote_version(router, str(version), deployment(deploy), place, typer.echo, dry_run)
+    elif run is not None:
+        bounds = GateBounds() if gates is None else load_bounds(gates)
+        candidate = promotion.candidate_of_run(router, run)
+        decision = promotion.promote(candidate, deployment(deploy), bounds, out or run / "promotion", typer.echo, dry_run)
+    else:
+        raise BadInput("promote: expected --run DIR or --version NUMBER")
     for check in decision.checks:
         value = "not measured" if check.value is None else f"{check.value:.4g}"
         typer.echo(f"{'✓' if check.passed else '✗'} {check.name}: {value} (bound {check.bound:g}; {check.why})")

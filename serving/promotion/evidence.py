@@ -139,7 +139,7 @@ def _judged_episodes(evaluation: Path, row: str) -> list[Judged]:
     return [
         Judged(
             id=f"{episode['task']}/{episode['seed']}", quality=float(episode["success"]), slice=episode["kind"],
-            seed=episode["seed"], cost=small * episode["steps"] + large * episode["llm_calls"],
+            group=episode["task"], seed=episode["seed"], cost=small * episode["steps"] + large * episode["llm_calls"],
         )
         for episode in episodes
         if episode["threshold"] in operating

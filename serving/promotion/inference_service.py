@@ -27,10 +27,16 @@ VERSION, DIGEST, PREDICTOR, PREVIOUS, ROLLED_BACK = (
     f"routewright/{name}" for name in ("model-version", "model-digest", "predictor", "previous", "rolled-back-from")
 )
 """Annotations: the model, the hash of the predictor that was asked for, and what to go back to."""
+NO_SIDECAR = "sidecar.istio.io/inject"
+"""In a Profile's namespace Istio would add a proxy that needs rights and routes which the namespace does not give."""
 MODEL_DIR = "/mnt/models"
 CONTAINER = "kserve-container"
 HOME = "/var/lib/routewright"
-"""The image's home, the one folder it writes to."""
+"""The image's home, the one folder it writes to beside its log."""
+LOGS = "/var/log/routewright"
+LOG_KEY = "ROUTEWRIGHT_LOG_KEY"
+PRE_STOP_S, STOP_S = 10, 60
+"""Seconds for which a pod goes on unchanged while routes to it are taken away, and after which it is killed."""
 _GIB = 1 << 30
 _NAME = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 
@@ -77,11 +83,30 @@ class Canary(_Strict):
         return self
 
 
+class Toleration(_Strict):
+    """A taint of nodes that the router may run on, as Kubernetes has it."""
+
+    key: str | None = None
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class Log(_Strict):
+    """Where replicas log decisions, each in a file named after its pod: a network volume mixes lines of several writers."""
+
+    claim: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+    path: Annotated[str, Field(pattern=r"^[^/.][^:]*$")] = Field(description="folder of the claim, of this router alone")
+    key: Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")] = Field(
+        description="Secret/key with ROUTEWRIGHT_LOG_KEY, by which each replica knows the request ids of the others"
+    )
+
+
 class Deployment(_Strict):
     """Where and how a router is served (deploy.yaml); secrets belong to the service account."""
 
     namespace: Annotated[str, Field(pattern=rf"^{_NAME}$")]
-    service: Annotated[str, Field(pattern=rf"^{_NAME}$")]
+    service: Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=32, description="KServe makes pod labels of it, up to 63")]
     mode: Mode
     image: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}$")]
     service_account: str | None = None
@@ -90,10 +115,14 @@ class Deployment(_Strict):
     env: dict[str, str] = {}
     cpu: str = "1"
     memory: str = "2Gi"
+    home: str = Field(default="1Gi", description="size of the folder that it writes caches to")
     gpus: int = Field(default=0, ge=0, description="nvidia.com/gpu of each replica")
     secret_env: dict[str, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = Field(
         default={}, description="{variable: name of a Secret/key in it}"
     )
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    log: Log | None = None
     min_replicas: int = Field(default=1, ge=0)
     max_replicas: int = Field(default=3, ge=1)
     timeout_s: int = Field(default=60, ge=1)
@@ -105,6 +134,10 @@ class Deployment(_Strict):
     def _variables_have_one_value(self) -> Deployment:
         if "STORAGE_URI" in {*self.env, *self.secret_env}:
             raise ValueError("expected no STORAGE_URI in env or secret_env, the promotion sets it")
+        if self.log and (taken := {"POD_NAME", LOG_KEY} & {*self.env, *self.secret_env}):
+            raise ValueError(f"expected no {min(taken)} in env or secret_env, log sets it")
+        if "--log" in self.args and (self.log or LOG_KEY not in self.secret_env):
+            raise ValueError(f"expected log instead of --log in args, or for a collector {LOG_KEY} in secret_env")
         if both := sorted(set(self.env) & set(self.secret_env)):
             raise ValueError(f"expected {both[0]} in env or in secret_env, found it in both")
         return self
@@ -159,17 +192,36 @@ def predictor(deployment: Deployment, router: str, version: str, digest: str, ur
         V1EnvVar,
         V1EnvVarSource,
         V1HTTPGetAction,
+        V1Lifecycle,
+        V1LifecycleHandler,
+        V1ObjectFieldSelector,
+        V1PersistentVolumeClaimVolumeSource,
         V1Probe,
         V1ResourceRequirements,
         V1SeccompProfile,
         V1SecretKeySelector,
         V1SecurityContext,
+        V1SleepAction,
         V1Volume,
         V1VolumeMount,
     )
 
-    env = {"STORAGE_URI": uri, **deployment.env}
-    secrets = [(name, *place.split("/")) for name, place in deployment.secret_env.items()]
+    log, standard = deployment.log, deployment.mode == "Standard"
+    args = list(deployment.args) or ["serve", router, "--model", MODEL_DIR, "--host", "0.0.0.0", "--port", "8080"]
+    variables = [V1EnvVar(name=name, value=value) for name, value in {"STORAGE_URI": uri, **deployment.env}.items()]
+    for name, place in {**deployment.secret_env, **({LOG_KEY: log.key} if log else {})}.items():
+        secret, key = place.split("/")
+        reference = V1SecretKeySelector(name=secret, key=key)
+        variables.append(V1EnvVar(name=name, value_from=V1EnvVarSource(secret_key_ref=reference)))
+    mounts = [V1VolumeMount(name="home", mount_path=HOME)]
+    volumes = [V1Volume(name="home", empty_dir=V1EmptyDirVolumeSource(size_limit=deployment.home))]
+    if log:
+        args += ["--log", f"{LOGS}/$(POD_NAME).jsonl"]
+        field = V1ObjectFieldSelector(field_path="metadata.name")
+        variables.append(V1EnvVar(name="POD_NAME", value_from=V1EnvVarSource(field_ref=field)))
+        mounts.append(V1VolumeMount(name="log", mount_path=LOGS, sub_path=log.path))
+        claim = V1PersistentVolumeClaimVolumeSource(claim_name=log.claim)
+        volumes.append(V1Volume(name="log", persistent_volume_claim=claim))
     resources = {"cpu": deployment.cpu, "memory": deployment.memory}
     if deployment.gpus:
         resources["nvidia.com/gpu"] = str(deployment.gpus)
@@ -177,16 +229,18 @@ def predictor(deployment: Deployment, router: str, version: str, digest: str, ur
         name=CONTAINER,
         image=deployment.image,
         command=list(deployment.command) or None,
-        args=list(deployment.args) or ["serve", router, "--model", MODEL_DIR, "--host", "0.0.0.0", "--port", "8080"],
-        env=[
-            *(V1EnvVar(name=name, value=value) for name, value in env.items()),
-            *(
-                V1EnvVar(name=name, value_from=V1EnvVarSource(secret_key_ref=V1SecretKeySelector(name=secret, key=key)))
-                for name, secret, key in secrets
-            ),
-        ],
+        args=args,
+        env=variables,
         ports=[V1ContainerPort(container_port=8080, protocol="TCP")],
         readiness_probe=V1Probe(http_get=V1HTTPGetAction(path="/v2/health/ready", port=8080), timeout_seconds=2),
+        liveness_probe=V1Probe(
+            http_get=V1HTTPGetAction(path="/v2/health/live", port=8080),
+            period_seconds=20,
+            timeout_seconds=5,
+            failure_threshold=6,
+        ),
+        # Knative takes neither these nor a spread, and drains pods itself.
+        lifecycle=V1Lifecycle(pre_stop=V1LifecycleHandler(sleep=V1SleepAction(seconds=PRE_STOP_S))) if standard else None,
         resources=V1ResourceRequirements(requests=resources, limits=resources),
         security_context=V1SecurityContext(
             allow_privilege_escalation=False,
@@ -195,26 +249,37 @@ def predictor(deployment: Deployment, router: str, version: str, digest: str, ur
             run_as_non_root=True,
             seccomp_profile=V1SeccompProfile(type="RuntimeDefault"),
         ),
-        volume_mounts=[V1VolumeMount(name="home", mount_path=HOME)],
+        volume_mounts=mounts,
     )
     spec = kserve_sdk().V1beta1PredictorSpec(
-        # Standard mode tells the predictors apart by name, and promotes one by naming it.
-        name=predictor_name(version) if deployment.mode == "Standard" else None,
         containers=[container],
-        volumes=[V1Volume(name="home", empty_dir=V1EmptyDirVolumeSource(size_limit="1Gi"))],
+        volumes=volumes,
         service_account_name=deployment.service_account,
+        automount_service_account_token=False,
+        node_selector=deployment.node_selector or None,
+        tolerations=[toleration.model_dump(exclude_none=True) for toleration in deployment.tolerations] or None,
+        topology_spread_constraints=spread(deployment.service) if standard else None,
+        termination_grace_period_seconds=STOP_S if standard else None,
         min_replicas=deployment.min_replicas,
         max_replicas=max(deployment.max_replicas, deployment.min_replicas),
         timeout=deployment.timeout_s,
-        labels=model_labels(version, digest),
+        labels={**model_labels(version, digest), NO_SIDECAR: "false"},
         annotations=model_annotations(version, digest),
     )
-    return as_json(spec)
+    made = as_json(spec)
+    if deployment.mode == "Standard":
+        # Standard mode tells the predictors apart by name, and promotes one by naming it: other settings, another name.
+        made["name"] = f"v{version}-{hash_of(made)[:6]}"
+    return made
 
 
-def predictor_name(version: str) -> str:
-    """What Standard mode calls the predictor of a version."""
-    return f"v{version}"
+def spread(service: str) -> list[dict[str, Any]]:
+    """One zone or one node that fails takes not all replicas of a router, where the cluster has several."""
+    pods = {"matchLabels": {"serving.kserve.io/inferenceservice": service, "component": "predictor"}}
+    return [
+        {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": pods}
+        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+    ]
 
 
 def model_labels(version: str, digest: str) -> dict[str, str]:

@@ -140,11 +140,7 @@ def promote(
     description = description_of(router, candidate.model)
     own_version = str(description["model_version"])
     summary = read_summary(candidate.evaluation)
-    if deployment is not None:
-        # A cluster that cannot be reached, or not in this mode, is told before anything is judged or registered.
-        live = look_at(deployment)
-        if live is not None:
-            check_mode(live, deployment)
+    check_cluster(deployment)
     client = registry.registry_client()
     champion = registry.version_at(client, router, registry.CHAMPION)
     if champion is not None and champion.digest == digest:
@@ -169,12 +165,20 @@ def promote(
             show_manifest(client, candidate, digest, deployment, say)
         return decision
     key = tracking.settings_hash({"digest": digest, "champion": other, "bounds": bounds.model_dump()})
-    with tracking.stage_run("promote", key, {"digest": digest[:16]}, None, router):
+    # Not once: what was refused or taken back, and rolled back later, may be promoted yet.
+    with tracking.stage_run("promote", key, {"digest": digest[:16]}, None, router, once=False):
         if not failed:
             decision = carry_out(client, candidate, card, decision, deployment, say, challenger)
         write_decision(decision, card, out)
         log_decision(out)
     return decision
+
+
+def check_cluster(deployment: Deployment | None) -> None:
+    """BadInput for a cluster that cannot be reached, or not in this mode, before anything is judged or registered."""
+    live = None if deployment is None else look_at(deployment)
+    if deployment is not None and live is not None:
+        check_mode(live, deployment)
 
 
 def judge(
@@ -254,10 +258,10 @@ def carry_out(
     tags = {"routewright.model_version": decision.model_version, "git_sha": tracking.git_sha()}
     found = registry.version_with_digest(client, router, digest)
     if found is None:
-        found = registry.register(client, router, candidate.model, LOG_MODEL[router], card, tags)
-        row = ROWS[router][0]
-        evidence = read_evidence(router, candidate.evaluation, row, decision.model_version)
+        # Before the version is there: a repetition takes a version that it finds as complete.
+        evidence = read_evidence(router, candidate.evaluation, ROWS[router][0], decision.model_version)
         log_text(evidence.model_dump_json(), "evidence.json")
+        found = registry.register(client, router, candidate.model, LOG_MODEL[router], card, tags)
         say(f"registered {router} version {found.version}")
     version = found.version
     serving = registry.CHAMPION in found.aliases
@@ -360,11 +364,8 @@ def write_decision(decision: Decision, card: str, out: Path) -> None:
 
 
 def log_decision(out: Path) -> None:
-    """The written files as artifacts of the run, where one is active."""
-    import mlflow
-
-    if mlflow.active_run() is not None:
-        tracking.log_files([out / name for name in ("decision.json", "decision.md", registry.MODEL_CARD)])
+    """The written files as artifacts of the active run."""
+    tracking.log_files([out / name for name in ("decision.json", "decision.md", registry.MODEL_CARD)])
 
 
 def log_text(text: str, name: str) -> None:

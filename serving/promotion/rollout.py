@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from routewright.errors import BadInput, StageFailed
 from serving.promotion.inference_service import (
@@ -24,21 +24,23 @@ from serving.promotion.inference_service import (
     PREVIOUS,
     ROLLED_BACK,
     VERSION,
+    Canary,
     Deployment,
     hash_of,
-    predictor_name,
     standard_canary,
 )
 from serving.promotion.traffic import Load, complaint, reader
 
 GROUP, API_VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 CONFLICTS = 5  # tries to change an object that others change too
+READS = 12  # tries to read metrics, poll_s apart: Prometheus needs up to a minute to restart
 _REQUEST_S = 15
 _OWN = (VERSION, DIGEST, PREDICTOR)
 _BROKEN = {"BlockedByFailedLoad", "InvalidSpec"}
 
 Object = dict[str, Any]
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 class NotReady(Exception):
@@ -201,8 +203,9 @@ def check_mode(live: Object, deployment: Deployment) -> None:
 def roll_out(api: Any, deployment: Deployment, manifest: Object, say: Say) -> Rollout:
     """Bring all traffic to the manifest's predictor step by step, or back to where it was.
 
-    The first deployment has nothing to be compared with and takes all traffic once it is ready. BadInput where the mode
-    differs or another version's rollout is under way; StageFailed where the way back did not work either.
+    The first deployment has nothing to be compared with and takes all traffic once it is ready, as does the one after a
+    version that is not ready. BadInput where the mode differs or another version's rollout is under way; StageFailed where
+    the way back did not work either.
     """
     live = reachable(lambda: deployed(api, deployment))
     spec = manifest["spec"]["predictor"]
@@ -218,12 +221,18 @@ def roll_out(api: Any, deployment: Deployment, manifest: Object, say: Say) -> Ro
     percent, own = canary_percent(live, deployment.mode), _is_rolling_out(live, deployment, spec)
     if percent is None and annotation(live, PREDICTOR) == wanted:
         return _settled(api, deployment, "unchanged", "this version already has all traffic")
+    served = reachable(lambda: _served(api, deployment, live))
+    if served is None:
+        left = annotation(live, VERSION)
+        say(f"version {left} is not ready: this one takes all traffic once it is")
+        reachable(lambda: _replace(api, deployment, manifest, live))
+        return _settled(api, deployment, "deployed", f"version {left} is not ready, so there was no canary")
     if percent == 0 and deployment.mode == "Knative":
         raise BadInput(f"{deployment.service}: a rollback is not finished; finish it with routewright rollback")
     if percent is not None and not own:
         raise BadInput(f"{deployment.service}: another version is being rolled out; finish it or take it back first")
     steps: list[Step] = []
-    champion = _stable_revision(live, deployment)
+    champion = _stable_revision(served, deployment)
     try:
         for share in deployment.canary.steps:
             if percent is not None and share < percent:
@@ -260,15 +269,42 @@ def _settled(api: Any, deployment: Deployment, outcome: Literal["deployed", "unc
         wait(api, deployment, _pending)
     except NotReady as error:
         return Rollout("aborted", f"{error}; there is no earlier version to go back to")
+    except Unreachable as error:
+        raise StageFailed(f"{error}; start the promotion again to go on") from None
     return Rollout(outcome, reason)
+
+
+def _served(api: Any, deployment: Deployment, live: Object) -> Object | None:
+    """The object once it serves; None where no version of it ever did, or in Standard mode does within ``ready_s``.
+
+    Nothing can be compared with such a version, and as long as it is not ready, no canary step would come to an end.
+    """
+    if deployment.mode == "Knative" and _component(live).get("latestRolledoutRevision"):
+        return live
+    if deployment.mode == "Standard" and canary_percent(live, "Standard") is not None:
+        return live
+    try:
+        # Also one that only restarts is not ready for a while.
+        return wait(api, deployment, _pending)
+    except NotReady:
+        return None
+
+
+def _replace(api: Any, deployment: Deployment, manifest: Object, live: Object) -> None:
+    """Put the manifest's predictor in place of the live one, with no way back in the object: the registry has one."""
+    marks, left = _own_marks(manifest), annotation(live, VERSION)
+    change(api, deployment, lambda found: _put(found, marks, {ROLLED_BACK: left}), annotation(live, PREDICTOR))
 
 
 def _is_rolling_out(live: Object, deployment: Deployment, spec: Object) -> bool:
     if deployment.mode == "Knative":
         return annotation(live, PREDICTOR) == hash_of(spec)
-    canary = (live["spec"].get("canary") or [{}])[0].get("predictor") or {}
-    told = canary.get("annotations") or {}
-    return bool(all(told.get(name) == spec["annotations"][name] for name in (VERSION, DIGEST)))
+    return bool(_canary_of(live).get("name") == spec["name"])
+
+
+def _canary_of(live: Object) -> Object:
+    """The predictor of the canary in Standard mode; empty where there is none."""
+    return (live["spec"].get("canary") or [{}])[0].get("predictor") or {}
 
 
 def _stable_revision(live: Object, deployment: Deployment) -> str:
@@ -345,11 +381,16 @@ def _final_edit(deployment: Deployment, manifest: Object) -> Callable[[Object], 
     return knative if deployment.mode == "Knative" else standard
 
 
+def _unseen(found: Object) -> str:
+    seen = int((found.get("status") or {}).get("observedGeneration") or 0)
+    return "the controller has not seen the change" if seen < int(found["metadata"].get("generation") or 0) else ""
+
+
 def _pending(found: Object) -> str:
     """Why the object is not what was asked for yet; empty where it is. NotReady where it never will be."""
-    status = found.get("status") or {}
-    if int(status.get("observedGeneration") or 0) < int(found["metadata"].get("generation") or 0):
-        return "the controller has not seen the change"
+    if unseen := _unseen(found):
+        return unseen
+    status = found["status"]
     model = status.get("modelStatus") or {}
     if model.get("transitionStatus") in _BROKEN:
         why = (model.get("lastFailureInfo") or {}).get("message") or "no message"
@@ -365,11 +406,7 @@ def _step_pending(found: Object, deployment: Deployment, spec: Object, share: in
     if pending:
         return pending
     if deployment.mode == "Standard":
-        names = {spec["name"], _service_name(deployment, spec["name"])}
-        canary = next((c for c in found["status"].get("canaryStatuses") or [] if c["name"] in names), None)
-        if canary is None or not canary["ready"]:
-            return "the canary is not ready"
-        return "" if canary["trafficPercent"] == share else f"the canary has {canary['trafficPercent']} % of the traffic"
+        return _canary_pending(found, deployment, spec, share)
     component = _component(found)
     if component.get("latestReadyRevision") != component.get("latestCreatedRevision"):
         return f"revision {component.get('latestCreatedRevision')} is not ready"
@@ -380,6 +417,14 @@ def _step_pending(found: Object, deployment: Deployment, spec: Object, share: in
         if t.get("revisionName") == latest or t.get("latestRevision")
     )
     return "" if given == share else f"revision {latest} has {given} % of the traffic"
+
+
+def _canary_pending(found: Object, deployment: Deployment, spec: Object, share: int) -> str:
+    names = {spec["name"], _service_name(deployment, spec["name"])}
+    canary = next((c for c in found["status"].get("canaryStatuses") or [] if c["name"] in names), None)
+    if canary is None or not canary["ready"]:
+        return "the canary is not ready"
+    return "" if canary["trafficPercent"] == share else f"the canary has {canary['trafficPercent']} % of the traffic"
 
 
 def wait(api: Any, deployment: Deployment, pending: Callable[[Object], str]) -> Object:
@@ -413,21 +458,16 @@ def _watch(
     earlier: list[Step],
     say: Say,
 ) -> Step:
-    """Hold a step for its time; _Worse as soon as a metric is, NotReady where readiness is lost for too long."""
+    """Hold a step for its time; _Worse as soon as a metric is, NotReady where it or the metrics are gone for too long."""
     canary = deployment.canary
-    try:
-        read = reader(canary, _candidate_revision(now, deployment, spec), champion)
-    except StageFailed as error:
-        raise _Worse(str(error)) from None
+    candidate = _candidate_revision(now, deployment, spec)
+    read = _readable(canary, share, lambda: reader(canary, candidate, champion))
     started = time.monotonic()
     while True:
         waited = time.monotonic() - started
         own = other = None
         if read is not None:
-            try:
-                own, other = read(waited)
-            except StageFailed as error:
-                raise _Worse(str(error)) from None
+            own, other = _readable(canary, share, lambda: read(time.monotonic() - started))
             # With all traffic on the candidate, the champion's last numbers are those of the step before.
             known = [step.champion for step in earlier if step.champion is not None and step.champion.requests]
             if not other.requests and known:
@@ -444,6 +484,18 @@ def _watch(
     shown = "ready" if own is None else f"{own.requests:.0f} requests, error rate {own.error_rate:.1%}"
     say(f"{share} % of the traffic: {shown}")
     return Step(share, own, other)
+
+
+def _readable(canary: Canary, share: int, read: Callable[[], T]) -> T:
+    """What ``read`` returns, at the latest at its last try; NotReady where the metrics cannot be read then either."""
+    for attempt in range(READS):
+        try:
+            return read()
+        except StageFailed as error:
+            why = str(error)
+        if attempt + 1 < READS:
+            time.sleep(canary.poll_s)
+    raise NotReady(f"at {share} %: the metrics could not be read {READS} times in a row: {why}")
 
 
 def restore(api: Any, deployment: Deployment, say: Say) -> str:
@@ -463,15 +515,19 @@ def restore(api: Any, deployment: Deployment, say: Say) -> str:
 def redeploy(api: Any, deployment: Deployment, manifest: Object) -> None:
     """Give all traffic to the manifest's predictor, without steps, once it is ready; until then it stays where it is.
 
-    The way back in Knative mode where the object has none: what an aborted rollout left says only which version had all
-    traffic before that one. StageFailed where the predictor does not become ready.
+    The way back where the object has none: what an aborted rollout left in Knative mode says only which version had all
+    traffic before that one, what took the place of a version that was not ready says nothing. StageFailed where the
+    predictor does not become ready.
     """
     with _finished_by_the_next(deployment):
         live = deployed(api, deployment)
-        expected, left = ("", "") if live is None else (annotation(live, PREDICTOR), annotation(live, VERSION))
-        marks = _own_marks(manifest)
-        change(api, deployment, lambda found: _put(found, marks, {ROLLED_BACK: left}), expected)
-        wait(api, deployment, _latest_not_ready)
+        if live is None:
+            raise StageFailed(f"{deployment.service} was deleted meanwhile; start the promotion again")
+        if deployment.mode == "Standard":
+            _bring_back(api, deployment, live, _own_marks(manifest))
+        else:
+            _replace(api, deployment, manifest, live)
+            wait(api, deployment, _latest_not_ready)
 
 
 @contextmanager
@@ -522,8 +578,8 @@ def _restore_knative(api: Any, deployment: Deployment, live: Object, say: Say) -
 
 def _latest_has_traffic(found: Object) -> str:
     """Whether the newest revision still gets traffic; it need not be ready, that may be why it is taken back."""
-    if int((found.get("status") or {}).get("observedGeneration") or 0) < int(found["metadata"].get("generation") or 0):
-        return "the controller has not seen the change"
+    if unseen := _unseen(found):
+        return unseen
     component = _component(found)
     latest = {component.get("latestReadyRevision"), component.get("latestCreatedRevision")}
     traffic = [t for t in component.get("traffic") or [] if int(t.get("percent") or 0) > 0]
@@ -542,28 +598,36 @@ def _latest_not_ready(found: Object) -> str:
 
 
 def _restore_standard(api: Any, deployment: Deployment, live: Object, say: Say) -> str:
-    current, version = annotation(live, PREDICTOR), annotation(live, VERSION)
-    previous = annotation(live, PREVIOUS)
-    marks = json.loads(previous) if previous else None
-    canary = (live["spec"].get("canary") or [{}])[0].get("predictor") or {}
-    going_back = marks is not None and canary.get("name") == marks["predictor"].get("name")
-    if canary and not going_back:
-        change(api, deployment, lambda found: found["spec"].pop("canary", None), current)
+    canary = _canary_of(live)
+    # By the mark of a rollback: a rollout may also be of the previous predictor.
+    if canary and ROLLED_BACK not in (canary.get("annotations") or {}):
+        change(api, deployment, lambda found: found["spec"].pop("canary", None), annotation(live, PREDICTOR))
         wait(api, deployment, _pending)
-        return version
-    if marks is None:
+        return annotation(live, VERSION)
+    if not annotation(live, PREVIOUS):
         _no_way_back(live, deployment)
         return ""
-    # The old pods are gone: they start beside the new ones and take over once they are ready.
-    spec = {**marks["predictor"], "name": marks["predictor"].get("name") or predictor_name("previous")}
-    change(api, deployment, lambda found: found["spec"].update(canary=[standard_canary(spec, 100)]), current)
-    wait(api, deployment, lambda found: _step_pending(found, deployment, spec, 100))
+    live = _bring_back(api, deployment, live, json.loads(annotation(live, PREVIOUS)))
     say("traffic is back at the previous version")
+    return annotation(live, VERSION)
+
+
+def _bring_back(api: Any, deployment: Deployment, live: Object, marks: Object) -> Object:
+    """The object of Standard mode with an earlier predictor in its place again."""
+    current, version = annotation(live, PREDICTOR), annotation(live, VERSION)
+    # The old pods are gone: they start beside the new ones and take over once they are ready.
+    spec = {
+        **marks["predictor"],
+        "name": marks["predictor"].get("name") or "previous",
+        "annotations": {**(marks["predictor"].get("annotations") or {}), ROLLED_BACK: version},
+    }
+    change(api, deployment, lambda found: found["spec"].update(canary=[standard_canary(spec, 100)]), current)
+    # The version that is left need not be ready, that may be why it is left.
+    wait(api, deployment, lambda found: _unseen(found) or _canary_pending(found, deployment, spec, 100))
 
     def put_back(found: Object) -> None:
         _put(found, {**marks, "predictor": spec}, {ROLLED_BACK: version})
         found["spec"].pop("canary", None)
 
-    live = change(api, deployment, put_back, current)
-    wait(api, deployment, _pending)
-    return annotation(live, VERSION)
+    change(api, deployment, put_back, current)
+    return wait(api, deployment, _pending)

@@ -16,7 +16,6 @@ from components.drift_check.component import drift_check
 from routewright import retraining
 from routewright.errors import BadInput
 from routewright.evaluation.off_policy import MIN_DECISIONS
-from routewright.pools.decision_log import write_query_log
 from routewright.pools.query_log import read_query_log
 from routewright.retraining import HELD_OUT, check_drift, check_off_policy, held_out
 
@@ -84,7 +83,7 @@ def test_the_log_is_divided_by_query_and_joined_with_its_outcomes(quick: None, t
     ("content", "sentence"),
     [
         (None, "no such file, expected the decisions that routewright serve --log wrote"),
-        ("nonsense\n", "line 1: expected a JSON object"),
+        ("nonsense\n", "line 1: Invalid JSON"),
         ("", "expected at least 50 decisions, not explored and with the query in clear text, found 0"),
     ],
 )
@@ -174,9 +173,8 @@ def test_a_log_of_nothing_but_exploration_does_not_judge(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = write_served_log(tmp_path / "drawn.jsonl", 3000, NOW, 3, epsilon=1.0)
-    write_query_log(drawn, tmp_path / "held-out.jsonl")
     monkeypatch.setattr("routewright.search_router.router.load_router", lambda _: Stub(by_outcome))
-    found = check_off_policy(tmp_path, tmp_path / "held-out.jsonl", tmp_path)
+    found = check_off_policy(tmp_path, drawn, tmp_path)
     assert not found.passed
     assert "every decision was explored" in found.reason
 

@@ -103,6 +103,17 @@ def test_a_query_log_that_is_not_there_is_bad_input(work: Path) -> None:
         pass
 
 
+def test_a_query_log_counts_with_what_it_was_rotated_to(tmp_path: Path) -> None:
+    log = tmp_path / "d.jsonl"
+    log.write_text("new")
+    alone = stage_module.content_of("query_log", str(log), "search-router")
+    (tmp_path / "d.jsonl.000001").write_text("old")
+    both = stage_module.content_of("query_log", str(log), "search-router")
+    assert both != alone
+    (tmp_path / "d.jsonl.000001").write_text("other")
+    assert stage_module.content_of("query_log", str(log), "search-router") != both
+
+
 def test_an_environment_counts_with_its_package_or_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_module, "version", lambda package: {"textworld": "1.7.0"}[package])
     assert environment_digest("textworld") == "textworld 1.7.0"

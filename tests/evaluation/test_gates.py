@@ -105,6 +105,37 @@ def test_small_slices_are_not_looked_at() -> None:
     assert check.why == "no slice has 21 queries"
 
 
+def episodes(lost: int, per_task: int = 4, tasks: int = 30, grouped: bool = True) -> Evidence:
+    """Each task under four seeds, which all end alike; the first ``lost`` tasks fail."""
+    judged = [
+        Judged(id=f"t{task}/{seed}", quality=float(task >= lost), slice="quest", group=f"t{task}" if grouped else None)
+        for task in range(tasks)
+        for seed in range(per_task)
+    ]
+    return Evidence(model_version="v", data="d", measured_in="run", judged=judged)
+
+
+def test_episodes_of_one_task_are_resampled_together() -> None:
+    """Three of 30 tasks more are lost: as 120 lone episodes surely worse than 0.01, as 30 tasks perhaps none."""
+    name, bounds = "quality − champion, lower end", GateBounds(margin=0.17)
+    alone = promotion_gates(episodes(3, grouped=False), episodes(0, grouped=False), None, bounds)
+    grouped = promotion_gates(episodes(3), episodes(0), None, bounds)
+    assert by_name(alone)[name].passed
+    assert not by_name(grouped)[name].passed
+    one, many = by_name(grouped)[name].value, by_name(alone)[name].value
+    assert one is not None
+    assert many is not None
+    # the standard error of four times fewer values is twice as large
+    assert (-0.1 - one) / (-0.1 - many) == pytest.approx(2, abs=0.35)
+    assert by_name(grouped)[name].why.endswith("over 120")
+
+
+def test_a_slice_of_few_tasks_is_not_looked_at_however_often_they_were_played() -> None:
+    (check,) = [c for c in promotion_gates(episodes(3, 10, 5), episodes(0, 10, 5), None, BOUNDS) if "slice" in c.name]
+    assert check.passed
+    assert check.why == "no slice has 20 queries"
+
+
 def test_a_first_model_meets_absolute_gates_only() -> None:
     baseline = evidence(quality=0.6, model_version="best-single")
     checks = promotion_gates(evidence(), None, baseline, BOUNDS)

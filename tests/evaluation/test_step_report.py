@@ -33,7 +33,7 @@ EXTRA: StepReportExtra = {
 }
 # How well a router's signal tells the episodes that the small model fails.
 SKILL = {"random-matched": 0.0, "entropy": 0.35, "verifier": 0.3, "time": 0.4, "repeat": 0.5, "query-level": 0.25,
-         "failure-risk": 0.6,
+         "failure-risk": 0.6, "failure-risk-no-cvar": 0.55,
          "risk": 0.75, "risk-no-cvar": 0.7, "risk-no-jsd": 0.7}  # fmt: skip
 KINDS = ("tool_failure", "truncation", "injection", "stale")
 
@@ -202,7 +202,7 @@ def test_verdicts_follow_the_intervals(page: _Text) -> None:
     for frontier in results.frontiers:
         for at in measures:
             for c in results.comparisons:
-                if (c.b, c.at) == (frontier.row, at):
+                if (c.a, c.b, c.at) == ("risk", frontier.row, at):
                     d = c.difference
                     expected.append(("good", "above") if d.low > 0 else ("bad", "below") if d.high < 0 else ("", "unclear"))
     assert words == expected
@@ -212,10 +212,29 @@ def test_verdicts_follow_the_intervals(page: _Text) -> None:
 
 def test_a_lower_cvar_is_the_good_side(page: _Text) -> None:
     results, _ = small()
-    lower = [c.b for c in results.comparisons if c.at == "cvar at own rate" and c.difference.high < 0]
+    own = [c for c in results.comparisons if (c.a, c.at) == ("risk", "cvar at own rate")]
+    lower = [c.b for c in own if c.difference.high < 0]
     table = page.split("<h2>Worst seeds</h2>")[1].split("</table>")[0]
     assert lower
     assert table.count('class="verdict good" role="img" aria-label="below">▼') == len(lower)
+
+
+def test_the_cvar_ablation_stands_where_the_term_acts(page: _Text) -> None:
+    section = page.split("<h2>Ablations</h2>")[1].split("<h2>")[0]
+    assert re.findall(r'<th scope="row">(.*? − .*?no-cvar)</th>', section) == [
+        "failure-risk − failure-risk-no-cvar", "risk − risk-no-cvar"
+    ]  # fmt: skip
+    assert "The CVaR term acts on the risk" in section
+
+
+def test_the_share_read_with_hindsight_is_told_from_the_operating_one(page: _Text) -> None:
+    results, _ = small()
+    section = page.split("<h2>97 % of the LLM</h2>")[1].split("<h2>")[0]
+    own = next(target for target in results.targets if target.row == "risk").operating_ratio
+    assert own is not None
+    assert f"{own.mean:.3f}" in section
+    for title in ("97 % of the LLM", "Promotion gates"):
+        assert "is read with hindsight" in page.split(f"<h2>{title}</h2>")[1].split("<h2>")[0]
 
 
 def test_data_comes_back_whole(page: _Text) -> None:

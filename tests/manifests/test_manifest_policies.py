@@ -75,6 +75,32 @@ def test_the_rules_see_what_they_forbid(change: Object, rule: str) -> None:
     assert rule in complaints(container | change, pod)
 
 
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_no_pod_gets_a_sidecar_that_the_namespace_would_refuse(name: str) -> None:
+    # A Profile's namespace asks Istio for one, whose first container wants NET_ADMIN and which has no way to istiod.
+    for resource in overlay(name):
+        kind, spec = resource["kind"], resource.get("spec", {})
+        labels = {
+            "Deployment": lambda spec: spec["template"]["metadata"]["labels"],
+            "StatefulSet": lambda spec: spec["template"]["metadata"]["labels"],
+            "CronJob": lambda spec: spec["jobTemplate"]["spec"]["template"]["metadata"]["labels"],
+            "InferenceService": lambda spec: spec["predictor"]["labels"],
+            "ServingRuntime": lambda spec: spec["labels"],
+        }  # fmt: skip
+        if kind in labels:
+            assert labels[kind](spec).get("sidecar.istio.io/inject") == "false", f"{kind} {resource['metadata']['name']}"
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_a_pod_that_is_asked_goes_on_while_routes_to_it_are_taken_away(name: str) -> None:
+    asked = [
+        container for who, _, spec in pods(overlay(name)) if not who.startswith(("CronJob", "StatefulSet"))
+        for container in spec["containers"]
+    ]  # fmt: skip
+    assert len(asked) == 5
+    assert all(container["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5 for container in asked)
+
+
 def strings(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(path, text) of every string in a resource."""
     if isinstance(value, dict):

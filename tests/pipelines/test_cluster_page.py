@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 import yaml
 
 from pipelines.cli import pipelines_app
-from pipelines.compile import read_placement
+from pipelines.compile import PIPELINES, read_placement
 from pipelines.plan import load_costs
 
 ROOT = Path(__file__).parents[2]
@@ -71,5 +72,20 @@ def test_every_file_that_the_page_names_is_there() -> None:
 
 def test_inline_manifests_are_yaml() -> None:
     inline = re.findall(r"<<'END'\n(apiVersion|kind)(.*?)^END", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(inline) >= 2
-    assert all({"apiVersion", "kind"} <= yaml.safe_load(first + rest).keys() for first, rest in inline)
+    made = [manifest for first, rest in inline for manifest in yaml.safe_load_all(first + rest)]
+    assert {"Profile", "Cluster", "Gateway"} <= {manifest["kind"] for manifest in made}
+    assert all("apiVersion" in manifest for manifest in made)
+
+
+def test_what_the_overlay_is_applied_to_is_installed_before() -> None:
+    installed, applied = PAGE.index("charts/kserve-crd"), PAGE.index("kubectl apply --server-side -k $overlay")
+    assert installed < PAGE.index("routewright/calls-routers=true") < applied
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    (version,) = set(re.findall(r"charts/kserve-\w+ --version v([\d.]+)", PAGE))
+    assert f"kserve=={version}\n" in constraints
+
+
+def test_every_parameter_of_retrain_is_told() -> None:
+    told = PAGE.partition("`retrain` has the parameters")[2].partition("\n\n")[0]
+    parameters = inspect.signature(PIPELINES["retrain"].pipeline_func).parameters
+    assert [name for name in parameters if f"`{name}`" not in told] == []

@@ -269,17 +269,24 @@ def run_here(kfp: KfpApi, placement: str, *more: str, pipeline: Sequence[str] = 
 
 
 def test_the_same_content_is_one_version_and_other_content_another(placement: str, kfp: KfpApi) -> None:
-    for cache in ((), (), ("--no-cache",), ("--no-cache",)):
+    for cache in ((), ("--no-cache",), ("--cache",), ("--cache",)):
         compiled_once.cache_clear()
         run_here(kfp, placement, *cache)
     assert len(kfp.kept["runs"]) == 4
     assert len(kfp.kept["experiments"]) == len(kfp.kept["pipelines"]) == 1
     # KFP makes a first version, named like the pipeline, of what a new pipeline is uploaded with.
-    _, cached, uncached = kfp.kept["versions"].values()
+    _, uncached, cached = kfp.kept["versions"].values()
     used = [run["pipeline_version_reference"]["pipeline_version_id"] for run in kfp.kept["runs"].values()]
-    assert used == [cached["pipeline_version_id"]] * 2 + [uncached["pipeline_version_id"]] * 2
+    assert used == [uncached["pipeline_version_id"]] * 2 + [cached["pipeline_version_id"]] * 2
     tasks = kfp.uploaded(uncached)["spec"]["root"]["dag"]["tasks"]
-    assert all(task["cachingOptions"] == {} for task in tasks.values())
+    assert not any(task.get("cachingOptions") for task in tasks.values())
+
+
+def test_kfp_s_cache_is_on_where_it_is_asked_for_but_for_what_changes_by_itself(placement: str) -> None:
+    spec = plan.compiled("retrain", placement, cache=True).spec
+    cached = {name for dag in plan.dags(spec) for name, task in dag["tasks"].items() if task.get("cachingOptions")}
+    stages = {name for name in cached if not name.startswith("condition")}
+    assert stages == {"fetch-dataset", "synthesize", "sft", "rl", "evaluate", "off-policy-check"}
 
 
 def test_what_somebody_else_uploads_meanwhile_is_used(placement: str, kfp: KfpApi) -> None:

@@ -131,7 +131,9 @@ def test_the_nodes_are_what_the_placement_says(manifest: dict[str, Any]) -> None
     }  # fmt: skip
     (patch,) = spec["runtimePatches"]
     (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    pod = replicated["template"]["spec"]["template"]["spec"]
+    template = replicated["template"]["spec"]["template"]
+    assert template["metadata"]["labels"] == {"team": "routing", "sidecar.istio.io/inject": "false"}
+    pod = template["spec"]
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     assert pod["imagePullSecrets"] == [{"name": "registry"}]

@@ -56,6 +56,12 @@ def test_a_missing_query(tmp_path: Path) -> None:
         read_query_log(tmp_path / "log.jsonl")
 
 
+def test_an_outcome_that_is_none_is_a_missing_query(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"query": "x", "request_id": "r1"}\n{"request_id": "r1", "outcome": {"a": 2}}\n')
+    with pytest.raises(BadInput, match=r"log\.jsonl, line 2: query: Field required"):
+        read_query_log(tmp_path / "log.jsonl")
+
+
 def test_only_a_torn_last_line_is_tolerated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, whole = tmp_path / "log.jsonl", json.dumps(LINE, ensure_ascii=False).encode()
     for cut in range(1, len(whole), 7):

@@ -429,6 +429,19 @@ def test_a_request_that_is_logged_twice_is_two_examples(pool: Pool, write_log: C
     assert len({e.id for e in found}) == 2
 
 
+def test_what_a_served_router_logged_is_learnt_from(pool: Pool, write_log: Callable[..., Path]) -> None:
+    log = write_log(
+        {"query": "a kettle", "request_id": "r1", "router": "search-router", "propensity": 1.0},
+        {"query": "a lawn", "request_id": "r2", "router": "search-router", "propensity": 1.0},
+        {"query": "", "request_id": "r3", "router": "search-router", "propensity": 1.0, "redacted": "drop"},
+        {"query": "open the door", "request_id": "r4", "router": "ensemble-router", "propensity": 1.0},
+        *({"request_id": f"r{i}", "outcome": {"kitchen": 0.5}} for i in (1, 3, 4)),
+        {"request_id": "r1", "outcome": {"kitchen": 1.0}},
+    )
+    found = logged_queries(log, pool)
+    assert [(e.query, e.outcome) for e in found] == [("a kettle", {"kitchen": 1.0, "garden": 0.0, "office": 0.0})]
+
+
 def test_equal_logged_queries_are_one_group(pool: Pool, write_log: Callable[..., Path]) -> None:
     one, other = logged_queries(
         write_log({"query": "Red Rose", "outcome": {"office": 1}}, {"query": "red rose", "outcome": {"office": 1}}), pool

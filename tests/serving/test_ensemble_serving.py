@@ -13,14 +13,17 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from asgi_client import over_http
 from hostile_bodies import at_random, by_hand, good
 from prometheus_client import REGISTRY
 from tiny_ensemble import ADD, AGENTS, SPELL, save_tiny_ensemble
+from transformers import AutoModelForCausalLM
 
+from routewright.config import BackboneSection
 from routewright.ensemble_router.router import EnsembleRouter, load_ensemble_router
 from routewright.errors import BadInput
-from routewright.pools.decision_log import read_decisions
+from routewright.language_models.backbone import load_backbone
 from routewright.pools.query_log import read_query_log
 from serving.decision_log import FileLog
 from serving.ensemble_router import EnsembleRouterPredictor
@@ -123,7 +126,8 @@ def test_concurrent_requests_get_their_own_answers(ensemble: Callable[..., Predi
         ({"query": " \n"}, "instances[0].query: expected a text with at least one character that is not a blank"),
         ({"query": "a", "reference_date": "2024-05-31"}, "instances[0].reference_date: unknown field"),
         ("a", "instances[0]: expected an object"),
-        ({"query": "a" * 1100}, "instances[0]: query: expected at most 1024 tokens, found 1102"),
+        ({"query": "a" * 1100}, "instances[0].query: expected at most 1024 tokens, found 1102"),
+        ({"query": "a" * 8193}, "instances[0].query: expected to have at most 8192 characters"),
     ],
 )
 def test_a_faulty_field_is_named(ensemble: Callable[..., Predictor], instance: Any, said: str) -> None:
@@ -138,6 +142,28 @@ def test_a_query_that_is_too_long_fails_alone(ensemble: Callable[..., Predictor]
 
     codes = [response.status_code for response in over_http(ensemble(), together)]
     assert codes == [400 if number % 3 == 0 else 200 for number in range(24)]
+
+
+def test_a_query_that_would_take_too_long_is_refused_before_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much the backbone reads: one pass over 40,960 tokens would keep all others waiting for minutes."""
+    folder = save_tiny_ensemble(tmp_path / "router")
+    config = folder / "base" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 40_960}))
+    predictor = Predictor(EnsembleRouterPredictor(folder, Exploration(0.0)), deadline_s=60.0)
+    predictor.load()
+    (found,) = decided(predictor, "a" * 2046)
+    assert found["agents"]
+
+    def waits(items: Any) -> None:
+        raise AssertionError("it waits for its turn")
+
+    monkeypatch.setattr(predictor.batcher, "submit", waits)
+    response = ask(predictor, {"instances": [{"query": SPELL[0]}, {"query": "a" * 2047}]})
+    said = "instances[1].query: expected at most 2048 tokens, found 2049"
+    assert (response.status_code, response.json()) == (400, {"error": said})
+    predictor.stop()
 
 
 def test_hostile_bodies(ensemble: Callable[..., Predictor], tmp_path: Path) -> None:
@@ -184,6 +210,31 @@ def test_what_is_no_ensemble_router(folder: Path, tmp_path: Path) -> None:
         load_served("chess-router", folder, Exploration(0.0))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_backbone_is_read_in_the_dtype_that_the_folder_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Not in float32 first, which takes twice the memory; every number is the one that training's cast gives."""
+    base = BackboneSection(source="path", name="base", dtype=dtype)  # type: ignore[arg-type]
+    folder = save_tiny_ensemble(tmp_path / "router", backbone=base.model_dump(mode="json"))
+    trained, _ = load_backbone(base.model_copy(update={"name": str(folder / "base")}), [], 0)
+    trained.to(getattr(torch, dtype))
+    read, asked = AutoModelForCausalLM.from_pretrained, []
+
+    def reading(*where: Any, **how: Any) -> Any:
+        asked.append(how["dtype"])
+        return read(*where, **how)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", reading)
+    served = load_ensemble_router(folder).model
+    assert asked == [getattr(torch, dtype)]
+    expected = [*trained.named_parameters(), *trained.named_buffers()]
+    found = [*served.named_parameters(), *served.named_buffers()]
+    for (name, one), (other, two) in zip(expected, found, strict=True):
+        assert (name, one.dtype) == (other, two.dtype)
+        assert torch.equal(one, two.cpu())
+
+
 # --- What is kept
 
 
@@ -198,9 +249,7 @@ def test_decisions_and_feedback_become_a_query_log(ensemble: Callable[..., Predi
         )
     ]  # fmt: skip
     assert answers == [200, 400, 404]
-    joined = tmp_path / "joined.jsonl"
-    joined.write_text("".join(json.dumps(row) + "\n" for row in read_decisions(path)), encoding="utf-8")
-    one, two = read_query_log(joined)
+    one, two = read_query_log(path)
     assert (one.query, one.outcome, one.router, one.propensity, one.explored) == (
         SPELL[0], {"speller": 1.0}, "ensemble-router", 1.0, False,
     )  # fmt: skip

@@ -18,7 +18,6 @@ from tiny_routers import QUERIES
 
 from routewright.evaluation.bootstrap import Estimate
 from routewright.evaluation.off_policy import OffPolicyEstimate, estimate_from_log, off_policy_estimate
-from routewright.pools.decision_log import write_query_log
 from routewright.pools.query_log import QueryLogEntry
 from routewright.retraining import check_off_policy
 from routewright.search_router.router import load_router, set_thresholds
@@ -228,10 +227,9 @@ def test_a_router_that_asks_more_agents_is_judged_on_a_served_log(
 
     over_http(predictor, traffic)
     predictor.stop()
-    write_query_log(tmp_path / "log.jsonl", tmp_path / "held-out.jsonl")
     shutil.copytree(search_folder, tmp_path / "candidate")
     set_thresholds(tmp_path / "candidate", 0.6, 0.05)
-    found = check_off_policy(tmp_path / "candidate", tmp_path / "held-out.jsonl", tmp_path)
+    found = check_off_policy(tmp_path / "candidate", tmp_path / "log.jsonl", tmp_path)
     candidate = load_router(tmp_path / "candidate")
     asked = [len(candidate.decide(query, date(2025, 6, 15)).agents) for query in queries]
     assert np.mean([size > 1 for size in asked]) > 0.2

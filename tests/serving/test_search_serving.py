@@ -20,7 +20,6 @@ from prometheus_client import REGISTRY
 from tiny_routers import QUERIES, save_search_router
 
 from routewright.errors import BadInput
-from routewright.pools.decision_log import write_query_log
 from routewright.pools.query_log import read_query_log
 from routewright.search_router.router import load_router
 from serving.decision_log import FileLog
@@ -291,8 +290,7 @@ def test_decisions_and_feedback_become_a_query_log(serve: Callable[..., Predicto
     predictor = serve(log=FileLog(path))
     rows = ask(predictor, {"instances": [{"query": q, "reference_date": DAY} for q in QUERIES]}).json()["predictions"]
     assert feedback(predictor, rows[0]["request_id"], {"kitchen": 1, "office": 0.25}).json() == {"accepted": True}
-    assert write_query_log(path, tmp_path / "query-log.jsonl") == len(QUERIES)
-    entries = read_query_log(tmp_path / "query-log.jsonl")
+    entries = read_query_log(path)
     assert [entry.query for entry in entries] == QUERIES
     first = entries[0]
     assert first.decision == rows[0]
@@ -310,8 +308,7 @@ def test_feedback_after_a_restart_and_rotation(serve: Callable[..., Predictor], 
     predictor.stop()
     again = serve(log=FileLog(path, max_bytes=1))
     assert feedback(again, row["request_id"], {"garden": 1.0}).status_code == 200
-    write_query_log(path, tmp_path / "out.jsonl")
-    assert [entry.outcome for entry in read_query_log(tmp_path / "out.jsonl")] == [{"garden": 1.0}, {}]
+    assert [entry.outcome for entry in read_query_log(path)] == [{"garden": 1.0}, {}]
 
 
 def test_feedback_that_is_refused(serve: Callable[..., Predictor], tmp_path: Path) -> None:

@@ -126,11 +126,12 @@ def test_order_of_calls() -> None:
         episode.finished(True)
 
 
-def test_more_steps_than_announced() -> None:
+def test_more_steps_than_announced_do_not_stop_the_agent() -> None:
     episode = router().episode("x", max_steps=1)
-    assert [step(episode, 0.9).escalate for _ in range(2)] == [True, True]
-    with pytest.raises(BadInput, match=r"^step: expected a whole number from 0 to max_steps = 1, found 2"):
-        step(episode, 0.9)
+    decisions = [step(episode, 0.9) for _ in range(4)]
+    assert [decision.escalate for decision in decisions] == [True] * 4
+    assert [decision.features["time"] for decision in decisions] == [0, 1, 1, 1]
+    assert [decision.features["step"] for decision in decisions] == [0, 1, 2, 3]
 
 
 # --- Bad input

@@ -7,14 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from tiny_policy import tiny_profile
 
 from routewright.errors import BadInput
 from routewright.step_router import dataset as module
+from routewright.step_router.calibration import held_out_tasks
 from routewright.step_router.dataset import fetch_tasks, make_environment, read_tasks, split_tasks
 from routewright.step_router.environments.code_env import CodeEnvironment
 from routewright.step_router.environments.shell_env import OWN_TASKS, ShellEnvironment
 from routewright.step_router.environments.textworld_env import SPLITS, TextWorldEnvironment
+from routewright.step_router.fetch import fetch_dataset
 from routewright.step_router.profile import TasksSection
 
 WANTED = TasksSection(policy=50, router=20, threshold=10, test=20)
@@ -26,7 +29,7 @@ def sizes(splits: dict[str, list[str]]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(100, [50, 20, 10, 20]), (300, [50, 20, 10, 20]), (50, [25, 10, 5, 10]), (10, [5, 2, 1, 2]), (4, [1, 1, 1, 1])],
+    [(100, [50, 20, 10, 20]), (300, [50, 20, 10, 20]), (50, [25, 10, 5, 10]), (10, [5, 2, 1, 2]), (5, [1, 2, 1, 1])],
 )
 def test_splits_are_disjoint_and_in_proportion(count: int, expected: list[int]) -> None:
     names = [f"task {i}" for i in range(count)]
@@ -39,9 +42,23 @@ def test_splits_are_disjoint_and_in_proportion(count: int, expected: list[int]) 
 
 
 def test_the_largest_split_gives_way_where_each_must_have_a_task() -> None:
-    """Of 4 tasks in the proportions 800 : 100 : 60 : 150 the first split would get 2."""
-    assert sizes(split_tasks("abcd", TasksSection(policy=800, router=100, threshold=60, test=150))) == [1, 1, 1, 1]
-    assert sizes(split_tasks("abcdef", TasksSection(policy=800, router=100, threshold=60, test=150))) == [3, 1, 1, 1]
+    """Of 6 tasks in the proportions 800 : 100 : 60 : 150 the first split would get 4, and the router's none."""
+    laptop = TasksSection(policy=800, router=100, threshold=60, test=150)
+    assert sizes(split_tasks("abcdef", laptop)) == [2, 2, 1, 1]
+    assert sizes(split_tasks("abcdefghij", laptop)) == [6, 2, 1, 1]
+    assert sizes(split_tasks("abcde", TasksSection(policy=1, router=2, threshold=1, test=50))) == [1, 2, 1, 1]
+
+
+def test_a_router_of_one_task_could_not_be_calibrated() -> None:
+    """One task to fit on and one for the temperature."""
+    for count in range(5, 40):
+        names = [f"task {i}" for i in range(count)]
+        chosen = split_tasks(names, TasksSection(policy=800, router=100, threshold=60, test=150))["router"]
+        held_out = held_out_tasks(chosen, 0)
+        assert held_out
+        assert set(chosen) - held_out
+    with pytest.raises(ValidationError, match="router"):
+        TasksSection(policy=1, router=1, threshold=1, test=1)
 
 
 def test_splits_do_not_follow_the_order_of_the_tasks() -> None:
@@ -51,8 +68,8 @@ def test_splits_do_not_follow_the_order_of_the_tasks() -> None:
 
 
 def test_fewer_tasks_than_splits_are_refused() -> None:
-    with pytest.raises(BadInput, match="expected at least 4 tasks, one a split, found 3"):
-        split_tasks("abc", WANTED)
+    with pytest.raises(BadInput, match="expected at least 5 tasks, 2 for the router split and one for each other, found 4"):
+        split_tasks("abcd", WANTED)
 
 
 def problems(count: int) -> str:
@@ -84,7 +101,7 @@ def test_problems_are_copied_and_split(tmp_path: Path, packed: bool) -> None:
 
 
 def test_too_few_problems_and_broken_ones_leave_no_tasks(tmp_path: Path) -> None:
-    for text, told in ((problems(3), "at least 4 tasks"), (problems(4) + "{\n", "line 5")):
+    for text, told in ((problems(4), "at least 5 tasks"), (problems(5) + "{\n", "line 6")):
         source = tmp_path / "mine.jsonl"
         source.write_text(text)
         with pytest.raises(BadInput, match=told):
@@ -93,15 +110,28 @@ def test_too_few_problems_and_broken_ones_leave_no_tasks(tmp_path: Path) -> None
 
 
 def test_our_own_shell_tasks(tmp_path: Path) -> None:
-    fetch_tasks("shell", tmp_path, tiny_profile(tasks={"policy": 2, "router": 1, "threshold": 1, "test": 1}))
+    fetch_tasks("shell", tmp_path, tiny_profile(tasks={"policy": 2, "router": 2, "threshold": 1, "test": 1}))
     tasks = read_tasks(tmp_path)
     assert tasks.environment == "shell"
-    assert sizes(tasks.splits) == [2, 1, 1, 1]
+    assert sizes(tasks.splits) == [2, 2, 1, 1]
     environment = make_environment(tasks)
     assert isinstance(environment, ShellEnvironment)
     own = {folder.name for folder in OWN_TASKS.iterdir()}
     assert {name for some in tasks.splits.values() for name in some} <= own
     assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_a_version_with_a_single_task_for_the_router_is_refused(tmp_path: Path) -> None:
+    made, profile = tmp_path / "made", tiny_profile(tasks={"policy": 2, "router": 2, "threshold": 1, "test": 1})
+    fetch_tasks("shell", made, profile)
+    content = json.loads((made / "tasks.json").read_text())
+    fetch_dataset(made.as_uri(), tmp_path / "again", profile)
+    assert read_tasks(tmp_path / "again").splits == content["splits"]
+    del content["splits"]["router"][1:]
+    (made / "tasks.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"tasks\.json: splits\.router: expected at least 2 tasks, found 1$"):
+        fetch_dataset(made.as_uri(), tmp_path / "out", profile)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_source_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from tiny_policy import tiny_profile
 
 from routewright.step_router import evaluation_run
 from routewright.step_router.episodes import Episode, Rule, Turn
-from routewright.step_router.escalation import ALWAYS, NEVER
+from routewright.step_router.escalation import ALWAYS, NEVER, Risk
 from routewright.step_router.evaluation_run import GROUPS, ablated, gates_of, quantile_grid, rules_of
 from routewright.step_router.features import NAMES
 from routewright.step_router.results import StepResults, build_results
-from routewright.step_router.risk import RiskModel, RiskSettings, Rollouts, save_risk
+from routewright.step_router.risk import RiskModel, RiskSettings, Rollouts, load_risk, save_risk, stack
+from routewright.step_router.rollouts import with_logprobs
 
 PAIRS = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
@@ -67,7 +68,7 @@ def test_every_row_has_its_thresholds_once(router: Path) -> None:
     found = by_row(rules)
     assert list(found) == [
         "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "failure-risk",
-        "risk", "risk-no-cvar",
+        "failure-risk-no-cvar", "risk", "risk-no-cvar",
     ]  # fmt: skip
     assert (found["slm"], found["llm"]) == ([NEVER], [ALWAYS])
     assert [rule.row for rule in rules if rule.keep] == ["slm"], "only its turns are needed"
@@ -95,6 +96,26 @@ def test_thresholds_lie_where_the_signals_are(router: Path) -> None:
     assert found["verifier"] == pytest.approx(np.quantile(-data.features[:, best], [0.1, 0.5, 0.9]).tolist(), abs=1e-6)
     entropy = data.features[:, NAMES.index("entropy")]
     assert found["entropy"] == pytest.approx(np.quantile(entropy, [0.1, 0.5, 0.9]).tolist(), abs=1e-6)
+
+
+def test_thresholds_are_of_what_is_played_not_of_episodes_without_log_probabilities(router: Path) -> None:
+    """Pseudo-entropies on another scale, as the calibrate stage keeps beside the others, move no threshold."""
+    told, untold = rollouts(), rollouts(seed=3)
+    untold.features[:, NAMES.index("evidence")] = 1.0
+    untold.features[:, NAMES.index("entropy")] += 100.0
+    assert with_logprobs(stack([untold, told])).failed.tolist() == told.failed.tolist()
+    assert by_row(rules_of(router, stack([told, untold]), 4, {})[0]) == by_row(rules_of(router, told, 4, {})[0])
+
+
+def test_the_cvar_term_is_ablated_on_the_output_that_it_acts_on(router: Path) -> None:
+    data = rollouts()
+    rules = {rule.row: rule.signal for rule in rules_of(router, data, 4, {})[0]}
+    without = load_risk(router / "no-cvar")[0]
+    signal = rules["failure-risk-no-cvar"]
+    assert isinstance(signal, Risk)
+    assert np.array_equal(signal.model.risks(data.features), without.risks(data.features))
+    found = by_row(rules_of(router, data, 3, {})[0])["failure-risk-no-cvar"]
+    assert found == quantile_grid(without.risks(data.features), 3)
 
 
 def test_short_episodes_leave_fewer_time_thresholds(router: Path) -> None:

@@ -9,18 +9,22 @@ import numpy as np
 import pytest
 
 from routewright.evaluation.calibration import expected_calibration_error, reliability_bins
-from routewright.evaluation.summary import Row, Summary
+from routewright.evaluation.clustered import clustered_mean
+from routewright.evaluation.summary import STEP_ROWS, Row, Summary
+from routewright.step_router.client import Calls, StepRouter
 from routewright.step_router.episodes import Episode, Turn
 from routewright.step_router.features import NAMES
-from routewright.step_router.frontier import Sweep, clustered_mean, matched_success, success_at
+from routewright.step_router.frontier import Sweep, matched_success, success_at
 from routewright.step_router.results import (
     StepResults,
     build_results,
     first_reaching,
     interpolation_weights,
     permutation_importance,
+    proposals,
     weighted_auc,
 )
+from routewright.step_router.risk import RiskModel
 
 PAIRS = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 STRUCK = [(), ("stale",), (), ("stale", "injection")]
@@ -82,9 +86,9 @@ def test_rows_at_their_own_setting_by_hand(results: StepResults) -> None:
         {"success": 1, "escalation": 1, "llm_calls_per_episode": 4, "cost": 40, "escalated_episodes": 1,
          "worst_seed_success": 1, "cvar": 0}
     )  # fmt: skip
-    # 12 steps of the small model and 4 calls: (12 · 1 + 4 · 10)/4.
+    # The small model proposes at all 16 steps, of which 4 are escalated: (16 · 1 + 4 · 10)/4, as a live router counts.
     assert means(row(results, "risk")) == pytest.approx(
-        {"success": 0.75, "escalation": 4 / 16, "llm_calls_per_episode": 1, "cost": 13, "escalated_episodes": 0.5,
+        {"success": 0.75, "escalation": 4 / 16, "llm_calls_per_episode": 1, "cost": 14, "escalated_episodes": 0.5,
          "worst_seed_success": 0.5, "cvar": 0.5, "brier": 0.09375, "ece": 0.0625}
     )  # fmt: skip
     # The LLM runs the two episodes that the small model fails: 8 calls of 12 steps.
@@ -98,11 +102,27 @@ def test_rows_at_their_own_setting_by_hand(results: StepResults) -> None:
 def test_a_row_without_threshold_is_read_at_the_rate_of_risk_by_hand(results: StepResults) -> None:
     """entropy has escalation 0 and 1/2 around 1/4: the mean of never and of its setting, seed by seed."""
     assert means(row(results, "entropy")) == pytest.approx(
-        {"success": (0.5 + 0.75) / 2, "escalation": 0.25, "llm_calls_per_episode": (0 + 2) / 2, "cost": (4 + 22) / 2,
+        {"success": (0.5 + 0.75) / 2, "escalation": 0.25, "llm_calls_per_episode": (0 + 2) / 2, "cost": (4 + 24) / 2,
          "escalated_episodes": (0 + 0.5) / 2, "worst_seed_success": (0 + 0.5) / 2, "cvar": (1 + 0.5) / 2}
     )  # fmt: skip
     escalation = row(results, "entropy").metrics["escalation"]
     assert (escalation.low, escalation.high) == (pytest.approx(0.25), pytest.approx(0.25))
+
+
+def test_only_rules_that_look_at_the_small_models_proposals_pay_for_them_where_they_escalate() -> None:
+    """Steps [2, 6, 2, 6], calls [0, 3, 0, 1]: 12, 16 or, one for each of two escalated episodes, 14 proposals."""
+    calls, steps = np.array([0.0, 3, 0, 1]), np.array([2.0, 6, 2, 6])
+    asked = {name: proposals(name, calls, steps).sum() for name in STEP_ROWS}
+    assert {name for name, count in asked.items() if count == 12} == {"llm", "oracle", "random-matched", "time"}
+    assert {name for name, count in asked.items() if count == 14} == {"query-level"}
+    assert set(asked.values()) == {12, 14, 16}
+
+
+def test_a_live_router_counts_the_same_money(results: StepResults) -> None:
+    live = StepRouter(RiskModel(), "v", 0.5, 6, 1.0, 10.0)
+    risk = row(results, "risk").metrics
+    calls = Calls(sum(e.steps for e in RISK), sum(e.llm_calls for e in RISK))
+    assert live._cost(calls) / len(RISK) == pytest.approx(risk["cost"].mean)
 
 
 def test_cvar_averages_the_worst_share_of_seeds() -> None:
@@ -159,6 +179,9 @@ def test_targets_by_hand(results: StepResults) -> None:
     assert risk.escalation_at_share.mean == pytest.approx(0.25 + 0.75 * (0.97 - 0.75) / 0.25)
     assert entropy.escalation_at_share.mean == pytest.approx(0.5 + 0.5 * (0.97 - 0.75) / 0.25)
     assert risk.oracle_ratio.mean == pytest.approx(risk.escalation_at_share.mean / (2 / 3))
+    assert risk.operating_ratio is not None
+    assert risk.operating_ratio.mean == pytest.approx(0.25 / (2 / 3)), "of its own threshold"
+    assert risk.operating_ratio.low < risk.operating_ratio.mean < risk.operating_ratio.high
 
 
 def test_calibration_by_hand(results: StepResults) -> None:

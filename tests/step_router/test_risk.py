@@ -29,6 +29,7 @@ from routewright.step_router.risk import (
     brier_loss,
     calibrate,
     constant_risk,
+    constraint_told,
     episode_mean,
     fit_risk,
     load_risk,
@@ -479,3 +480,13 @@ def test_the_risk_of_episodes_that_all_end_alike_is_constant(outcome: int, risk:
     assert model.risks(data.features) == pytest.approx(risk)
     assert np.array_equal(model.benefits(data.features), benefits)
     assert np.ptp(benefits) > 0
+
+
+def test_whether_the_constraint_bound_is_told() -> None:
+    history = [{"cvar": value} for value in (0.31, 0.3, 0.024)]
+    assert constraint_told(history, 0.3) == (
+        "The CVaR constraint (at most 0.3) bound: above it at 1 of 3 training steps, largest 0.310."
+    )
+    assert constraint_told(history[1:], 0.3) == (
+        "The CVaR constraint (at most 0.3) never bound: above it at 0 of 2 training steps, largest 0.300."
+    )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tiny_policy import save_policy, save_verifier, situation, tiny_profile
 
+from routewright.errors import BadInput
 from routewright.step_router.dataset import fetch_tasks
 from routewright.step_router.episodes import Episode, Turn
 from routewright.step_router.features import NAMES, Candidate, Context, compute_features
@@ -24,6 +25,9 @@ from routewright.step_router.rollouts import (
     first_scores,
     first_steps,
     player,
+    read_rollouts,
+    with_logprobs,
+    write_rollouts,
 )
 
 
@@ -93,8 +97,27 @@ def test_without_log_probabilities_the_candidates_are_the_same() -> None:
     assert proposed == [[Candidate("a", None, 0.2), Candidate("b", None, 0.9)]] * 2
 
 
+def test_rollouts_come_back_from_their_file(tmp_path: Path) -> None:
+    file, rollouts = tmp_path / "rollouts.npz", as_rollouts(EPISODES)
+    write_rollouts(file, train=as_rollouts(EPISODES[:1]), holdout=rollouts)
+    found = read_rollouts(file, "holdout")
+    for name in ("features", "episode", "failed", "seed"):
+        assert np.array_equal(getattr(found, name), getattr(rollouts, name))
+    for missing, part in ((file, "test"), (tmp_path / "nothing.npz", "holdout")):
+        with pytest.raises(BadInput, match=rf"{missing.name}: expected the rollouts '{part}'"):
+            read_rollouts(missing, part)
+
+
+def test_episodes_without_log_probabilities_are_left_out() -> None:
+    rollouts = as_rollouts(EPISODES)
+    rollouts.features[:, NAMES.index("evidence")] = [1, 1, 0, -1, -1, -1]
+    kept = with_logprobs(rollouts)
+    assert kept.features[:, 0].tolist() == [3, 4, 5, 6]
+    assert (kept.episode.tolist(), kept.failed.tolist(), kept.seed.tolist()) == ([0, 1, 1, 1], [1, 1], [3, 7])
+
+
 def test_a_player_travels_to_another_process(tmp_path: Path) -> None:
-    rows = [{"id": f"p{i}", "prompt": "Say 1.", "answer": "x = 1", "tests": "assert x == 1"} for i in range(4)]
+    rows = [{"id": f"p{i}", "prompt": "Say 1.", "answer": "x = 1", "tests": "assert x == 1"} for i in range(5)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     fetch_tasks(str(tmp_path / "mine.jsonl"), tmp_path / "data", tiny_profile())
     bc = save_policy(tmp_path / "bc", scale=0.1)

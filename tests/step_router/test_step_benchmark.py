@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("trl", reason="trl is in the train extra")
 
+from routewright.errors import BadInput
 from routewright.evaluation.bootstrap import Estimate
 from routewright.step_router.episodes import Episode, Turn
 from routewright.step_router.features import NAMES
@@ -52,7 +53,22 @@ def test_all_failures_make_a_whole_table(benchmark: ModuleType, results: StepRes
     assert "4 episodes of 4 test tasks, 1 perturbation seeds" in text
     assert lines["slm"].startswith("| slm | 0.000 [0.000, 0.602] | 0.000 [0.000, 0.000] |")
     assert lines["llm"].startswith("| llm | 1.000 [0.398, 1.000] | 1.000 [1.000, 1.000] |")
-    assert "| 0 | 1.000 [1.000, 1.000] | 0.970 [0.970, 0.970] | 0.970 [0.970, 0.970] | – |\n" in text, "no Brier skill"
+    shares = "| 0 | 1.000 [1.000, 1.000] | 1.000 [1.000, 1.000] | 0.970 [0.970, 0.970] | 0.970 [0.970, 0.970] | – |\n"
+    assert shares in text, "no Brier skill"
+    assert "is read with hindsight" in text.split("**Targets of risk**")[1].split("| seed |")[0]
+
+
+def test_a_folder_of_another_profile_is_refused(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_seed(*_: object) -> None:
+        raise AssertionError("a stage began")
+
+    monkeypatch.setattr(benchmark, "run_seed", run_seed)
+    for profile in ("smoke", "laptop"):
+        monkeypatch.setattr(sys, "argv", ["x", "--environment", "shell", "--profile", profile, "--out", str(tmp_path)])
+        with pytest.raises(AssertionError if profile == "smoke" else BadInput, match=r"began|was made with another tasks"):
+            benchmark.main()
 
 
 def test_several_seeds_show_their_range(benchmark: ModuleType, results: StepResults) -> None:

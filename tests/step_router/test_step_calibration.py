@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tiny_policy import tiny_profile
 
-from routewright.step_router.calibration import benefit_grid, choose_thresholds, fit, held_out_tasks, roc
+from routewright.step_router.calibration import (
+    benefit_grid,
+    choose_thresholds,
+    fit,
+    held_out_tasks,
+    longest_limit,
+    roc,
+)
+from routewright.step_router.dataset import fetch_tasks, read_tasks
 from routewright.step_router.episodes import Episode
 from routewright.step_router.features import NAMES
 from routewright.step_router.risk import RiskModel, RiskSettings, Rollouts, calibrate, fit_risk
@@ -96,6 +105,13 @@ def test_held_out_tasks_are_a_fifth() -> None:
     assert chosen == held_out_tasks(tasks[::-1], 0)
     assert chosen != held_out_tasks(tasks, 1)
     assert len(held_out_tasks(tasks[:2], 0)) == 1
+
+
+def test_the_limit_is_the_environments_not_what_the_small_model_took(tmp_path: Path) -> None:
+    """A shell allows 8 steps, also where the small model submits at the first."""
+    fetch_tasks("shell", tmp_path, tiny_profile(tasks={"policy": 2, "router": 2, "threshold": 1, "test": 1}))
+    tasks = read_tasks(tmp_path)
+    assert longest_limit(tasks, tasks.splits["threshold"]) == 8
 
 
 def rollouts(failed: list[int], lengths: list[int], seed: int = 0) -> Rollouts:

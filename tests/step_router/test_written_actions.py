@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tiny_policy import tiny_profile
 
+from routewright.errors import BadInput
 from routewright.evaluation.summary import STEP_ROWS, Summary
 from routewright.step_router.bc import distill_bc
 from routewright.step_router.calibration import calibrate_router
@@ -32,6 +33,15 @@ SECTIONS: dict[str, Any] = {
     "router": {"seeds": 1, "coins": 1, "candidates": 2, "steps": 5},
     "evaluation": {"seeds": 1, "settings": 2, "bootstrap": 50, "ablations": False},
 }
+
+STAGES: list[tuple[Any, tuple[str, ...], str]] = [
+    (synthesize, ("data",), "examples"),
+    (distill_bc, ("data", "examples"), "bc"),
+    (train_verifier, ("data", "examples", "bc"), "verifier"),
+    (distill_dpo, ("data", "examples", "bc", "verifier"), "policy"),
+    (calibrate_router, ("data", "policy", "verifier"), "router"),
+    (evaluate, ("data", "policy", "verifier", "router"), "evaluation"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +84,21 @@ def test_a_small_model_that_always_fails_leaves_every_step_to_the_llm(
     assert results.calibration[0].skill is None
     assert results.oracle_rate == 1
     assert (out / "report.html").is_file()
+    table = (out / "table.md").read_text()
+    assert "The CVaR constraint (at most 0.3) never bound: above it at 0 of 5 training steps" in table
+    assert "risk at its own threshold: escalation / oracle's" in table
+    assert table.count("| failure-risk-no-cvar |") == 1
     description = json.loads((tmp_path / "router" / "risk.json").read_text())
     assert -1 <= description["thresholds"]["parity"] < 1
     StepRouter.load(tmp_path / "router")
+    for stage, inputs, name in STAGES:
+        for seed in (0, 1):
+            arguments = (*(tmp_path / folder for folder in inputs), tmp_path / name, profile, seed)
+            if seed:
+                with pytest.raises(BadInput, match=rf"{name}: was made with another seed: expected another folder"):
+                    stage(*arguments)
+            else:
+                stage(*arguments)
 
     for file in [out / "summary.json", *(out / "checkpoints" / "rows").iterdir()]:
         file.unlink()

@@ -98,6 +98,7 @@ class ApiServer(StandIn):
         faults = [f"{'.'.join(map(str, f.path))}: {f.message}" for f in self._schema.iter_errors(body)]
         faults += label_faults(body["metadata"]) + address_faults(body, name or body["metadata"]["name"])
         faults += repeated_keys(body, self._schema.schema)
+        faults = faults or canary_faults(body["spec"])
         if faults:
             return refusal(422, f"InferenceService is invalid: {faults[0]}")
         if verb == "POST":
@@ -182,9 +183,6 @@ class ApiServer(StandIn):
             {"name": c["predictor"]["name"], "ready": self._ready(c["predictor"]), "trafficPercent": c["trafficPercent"]}
             for c in canaries
         ]
-        names = [spec["predictor"].get("name"), *(c["predictor"]["name"] for c in canaries)]
-        assert len(names) == len(set(names)), "the webhook wants different names"
-        assert not any({"minReplicas", "maxReplicas"} & set(c["predictor"]) for c in canaries)
         given = sum(c["trafficPercent"] for c in canaries)
         uris = [(spec["predictor"], 100 - given), *((c["predictor"], c["trafficPercent"]) for c in canaries)]
         self.history.append(tuple(f"{self._uri_of(json.dumps(p, sort_keys=True))} {share}" for p, share in uris if share))
@@ -207,6 +205,15 @@ def address_faults(body: dict[str, Any], name: str) -> list[str]:
     faults = [f"{key}: {found[key]!r} is not {expected[key]!r}" for key in expected if found[key] != expected[key]]
     metadata = {"name": name, "namespace": "models"}
     return faults + [f"metadata.{key}" for key, value in metadata.items() if body["metadata"].get(key) != value]
+
+
+def canary_faults(spec: dict[str, Any]) -> list[str]:
+    """What KServe's webhook refuses: two predictors of one name, and a canary that scales for itself."""
+    canaries = [canary["predictor"] for canary in spec.get("canary") or []]
+    names = [predictor.get("name") for predictor in (spec["predictor"], *canaries)]
+    faults = [f"spec.canary: name {name!r} is there twice" for name in set(names) if names.count(name) > 1]
+    scaling = {field for canary in canaries for field in ("minReplicas", "maxReplicas") if field in canary}
+    return faults + [f"spec.canary: {field} belongs to the stable predictor" for field in sorted(scaling)]
 
 
 def repeated_keys(value: Any, schema: dict[str, Any], where: str = "") -> list[str]:

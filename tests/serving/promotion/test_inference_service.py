@@ -14,7 +14,10 @@ from api_server import CRD, ROOT, inference_service_schema
 from quick_deployment import DEPLOY, IMAGE, deployment_with
 
 from routewright.errors import BadInput
+from serving import decision_log, server
 from serving.promotion.inference_service import (
+    LOG_KEY,
+    Deployment,
     check_size,
     hash_of,
     inference_service,
@@ -72,8 +75,80 @@ def test_the_manifest_says_which_model_and_in_which_mode() -> None:
     assert container["args"] == ["serve", "search-router", "--model", "/mnt/models", "--host", "0.0.0.0", "--port", "8080"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
     assert container["securityContext"]["runAsNonRoot"] is True
-    assert spec["name"] == "v3"
+    unnamed = {field: value for field, value in spec.items() if field != "name"}
+    assert spec["name"] == f"v3-{hash_of(unnamed)[:6]}"
     assert "name" not in manifest("Knative")["spec"]["predictor"]
+
+
+LOG = {"claim": "routewright-work", "path": "traffic/search-router", "key": "routewright-log/key"}
+
+
+def pod_of(**fields: Any) -> dict[str, Any]:
+    """The predictor of a deployment file with these fields."""
+    deployment = Deployment.model_validate({**DEPLOY, "mode": "Standard", **fields})
+    return predictor(deployment, "search-router", "3", DIGEST, "s3://bucket/3")
+
+
+def test_a_server_that_hangs_is_restarted_and_one_that_warms_up_is_not() -> None:
+    for mode in ("Standard", "Knative"):
+        (container,) = pod_of(mode=mode)["containers"]
+        probe = container["livenessProbe"]
+        assert probe["httpGet"] == {"path": "/v2/health/live", "port": 8080}
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 60
+
+
+def test_a_pod_that_is_told_to_stop_has_time_to() -> None:
+    pod = pod_of()
+    (container,) = pod["containers"]
+    before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert before >= 5
+    collector_s = 11  # serving.decision_log.CollectorLog.close
+    drained = getattr(server, "DRAIN_S", 0) + 2 * server.GRACE_S + collector_s  # REST's and gRPC's grace, one after another
+    assert pod["terminationGracePeriodSeconds"] >= before + drained
+    knative = pod_of(mode="Knative")
+    assert not {"terminationGracePeriodSeconds", "topologySpreadConstraints"} & knative.keys()
+    assert "lifecycle" not in knative["containers"][0]
+
+
+def test_replicas_are_spread_and_go_where_the_file_says() -> None:
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    pod = pod_of(gpus=1, home="20Gi", node_selector={"pool": "gpu"}, tolerations=[toleration])
+    assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "gpu"}, [toleration])
+    assert pod["volumes"] == [{"name": "home", "emptyDir": {"sizeLimit": "20Gi"}}]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert {spread["topologyKey"] for spread in pod["topologySpreadConstraints"]} == {
+        "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+    }  # fmt: skip
+    for spread in pod["topologySpreadConstraints"]:
+        assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+        assert spread["labelSelector"]["matchLabels"]["serving.kserve.io/inferenceservice"] == DEPLOY["service"]
+    assert not {"nodeSelector", "tolerations"} & pod_of().keys()
+
+
+def test_no_sidecar_and_no_token() -> None:
+    pod = pod_of()
+    assert pod["labels"]["sidecar.istio.io/inject"] == "false"
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_every_replica_logs_to_a_file_of_its_own_that_outlives_it(validator: jsonschema.Draft202012Validator) -> None:
+    exploring = ["serve", "search-router", "--model", "/mnt/models", "--epsilon", "0.05"]
+    pod = pod_of(log=LOG, args=exploring)
+    (container,) = pod["containers"]
+    assert container["args"] == [*exploring, "--log", "/var/log/routewright/$(POD_NAME).jsonl"]
+    env = {variable["name"]: variable.get("valueFrom") for variable in container["env"]}
+    assert env["POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert env["ROUTEWRIGHT_LOG_KEY"] == {"secretKeyRef": {"name": "routewright-log", "key": "key"}}
+    mount = {"name": "log", "mountPath": "/var/log/routewright", "subPath": "traffic/search-router"}
+    assert mount in container["volumeMounts"]
+    assert {"name": "log", "persistentVolumeClaim": {"claimName": "routewright-work"}} in pod["volumes"]
+    deployment = Deployment.model_validate({**DEPLOY, "mode": "Standard", "log": LOG})
+    validator.validate(inference_service(deployment, pod))
+    assert "--log" not in pod_of()["containers"][0]["args"]
+
+
+def test_the_log_s_key_is_the_one_that_the_server_reads() -> None:
+    assert LOG_KEY == decision_log.KEY_VARIABLE
 
 
 def test_importing_the_sdk_leaves_the_command_line_alone() -> None:
@@ -120,6 +195,15 @@ def test_a_model_too_large_for_the_storage_initializer_is_not_deployed() -> None
             {"env": {"HF_TOKEN": "x", "A": "y"}, "secret_env": {"HF_TOKEN": "hub/token"}},
             "deploy.yaml: content: expected HF_TOKEN in env or in secret_env, found it in both",
         ),
+        ({"log": {"claim": "work", "path": "t"}}, "deploy.yaml: log.key: Field required"),
+        ({"log": {**LOG, "path": "/t"}}, "deploy.yaml: log.path: String should match"),
+        (
+            {"log": LOG, "secret_env": {LOG_KEY: "a/b"}},
+            "deploy.yaml: content: expected no ROUTEWRIGHT_LOG_KEY in env or secret_env, log sets it",
+        ),
+        ({"args": ["--log", "x"]}, "deploy.yaml: content: expected log instead of --log in args, or for a collector ROUTEW"),
+        ({"args": ["--log", "x"], "log": LOG}, "deploy.yaml: content: expected log instead of --log in args"),
+        ({"tolerations": [{"opertor": "Exists"}]}, "deploy.yaml: tolerations.0.opertor: Extra inputs"),
         (
             {"canary": {"pages": {"candidate": "ftp://x", "champion": "http://y"}}},
             "deploy.yaml: canary.pages.candidate: String should match",

@@ -15,6 +15,7 @@ from test_rollout import promote, serving
 
 from routewright.errors import StageFailed
 from serving.promotion.inference_service import Canary
+from serving.promotion.rollout import READS
 from serving.promotion.traffic import Load, complaint, load_between, parse_page, quantile, reader
 
 PAGES: dict[str, Any] = {"min_requests": 20}
@@ -100,7 +101,6 @@ def test_what_is_worse_and_what_is_not() -> None:
         (lambda count: page(30 * count, failed=10 * count), "at 5 %: error rate 25.0%, champion's 0.0%"),
         (lambda count: page(40 * count, slow=40 * count), "at 5 %: p95 latency 195 ms, champion's 95 ms"),
         (lambda count: page(count), "at 5 %: 1 requests in 0 s, expected 20"),
-        (lambda count: 500 if count > 1 else page(0), "cannot be read"),
     ],
 )
 def test_a_worse_candidate_is_taken_back(
@@ -119,6 +119,30 @@ def test_a_worse_candidate_is_taken_back(
     assert found.outcome == "aborted"
     assert found.gate
     assert reason in found.reason
+    assert serving(api, "Knative") == ("s3://b/1", None)
+
+
+@pytest.mark.parametrize("lost", [READS - 1, READS])
+def test_metrics_that_cannot_be_read_for_a_while_and_for_too_long(
+    cluster: ApiServer, api: Any, metrics: MetricsServer, lost: int
+) -> None:
+    reads = {"/candidate": 0, "/champion": 0}
+
+    def answer(path: str) -> str | int:
+        reads[path] += 1
+        if path == "/candidate" and 1 < reads[path] <= 1 + lost:
+            return 500
+        return page((40 if path == "/candidate" else 100) * reads[path])
+
+    metrics.answer = answer
+    pages = {name: f"{metrics.url}/{name}" for name in ("candidate", "champion")}
+    promote(api, "Knative", "1")
+    found = promote(api, "Knative", "2", pages=pages, **PAGES)
+    if lost < READS:
+        assert found.outcome == "rolled-out"
+        return
+    assert (found.outcome, found.gate) == ("aborted", False), "no metric said no"
+    assert "at 5 %: the metrics could not be read 12 times in a row: metrics at http" in found.reason
     assert serving(api, "Knative") == ("s3://b/1", None)
 
 

@@ -1,0 +1,66 @@
+"""95 % bootstrap over groups: episodes of one task resemble each other, so its episodes are resampled together.
+
+The same seed and the same groups give the same resamples, which pairs the rows of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from routewright.evaluation.bootstrap import RESAMPLES, Estimate
+
+
+def clustered_mean(
+    values: ArrayLike,
+    group: Sequence[Hashable],
+    seed: int,
+    weights: ArrayLike | None = None,
+    resamples: int = RESAMPLES,
+) -> Estimate:
+    """Σ values / Σ weights over episodes (n,) with its 95 % interval over groups; without weights, the mean.
+
+    With LLM steps as values and steps as weights it is the escalation share.
+    """
+    vector = _vector(values)
+    over = np.ones_like(vector) if weights is None else _vector(weights)
+    count, index = _codes(group, vector.size)
+    sums, norms = np.bincount(index, vector, count), np.bincount(index, over, count)
+    draws = _group_draws(count, seed, resamples)
+    return _estimate(vector.sum() / over.sum(), (draws @ sums) / (draws @ norms), vector.size)
+
+
+def clustered_difference(a: ArrayLike, b: ArrayLike, group: Sequence[Hashable], seed: int) -> Estimate:
+    """Mean of ``a − b`` over the same episodes (n,), paired, with its interval over groups."""
+    first, second = _vector(a), _vector(b)
+    if first.size != second.size:
+        raise ValueError(f"a paired difference needs the same episodes twice, got {first.size} and {second.size}")
+    return clustered_mean(first - second, group, seed)
+
+
+def _vector(values: ArrayLike) -> np.ndarray:
+    vector = np.asarray(values, dtype=float)
+    if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
+        raise ValueError(f"expected a non-empty vector of finite numbers, got shape {vector.shape}")
+    return vector
+
+
+def _codes(names: Sequence[Hashable], size: int) -> tuple[int, np.ndarray]:
+    """Number of distinct names, and each entry's index among them by first appearance (n,)."""
+    if len(names) != size:
+        raise ValueError(f"got {size} episodes but {len(names)} names of their groups or seeds")
+    code = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    return len(code), np.array([code[name] for name in names])
+
+
+def _group_draws(groups: int, seed: int, resamples: int) -> np.ndarray:
+    """How often each group occurs in each resample, (resamples, groups)."""
+    generator = np.random.default_rng(seed)
+    return generator.multinomial(groups, np.full(groups, 1 / groups), size=resamples).astype(float)
+
+
+def _estimate(value: float, replicates: np.ndarray, n: int) -> Estimate:
+    low, high = np.quantile(replicates, (0.025, 0.975))
+    return Estimate(mean=float(value), low=float(low), high=float(high), n=n)
