@@ -106,7 +106,7 @@ class Deployment(_Strict):
     """Where and how a router is served (deploy.yaml); secrets belong to the service account."""
 
     namespace: Annotated[str, Field(pattern=rf"^{_NAME}$")]
-    service: Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=32, description="KServe makes pod labels of it, up to 63")]
+    service: Annotated[str, Field(pattern=rf"^{_NAME}$", max_length=32, description="part of pod labels")]
     mode: Mode
     image: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}$")]
     service_account: str | None = None
