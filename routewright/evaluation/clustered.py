@@ -24,30 +24,31 @@ def clustered_mean(
 
     With LLM steps as values and steps as weights it is the escalation share.
     """
-    vector = _vector(values)
-    over = np.ones_like(vector) if weights is None else _vector(weights)
-    count, index = _codes(group, vector.size)
+    vector = finite_vector(values)
+    over = np.ones_like(vector) if weights is None else finite_vector(weights)
+    count, index = codes(group, vector.size)
     sums, norms = np.bincount(index, vector, count), np.bincount(index, over, count)
-    draws = _group_draws(count, seed, resamples)
-    return _estimate(vector.sum() / over.sum(), (draws @ sums) / (draws @ norms), vector.size)
+    draws = group_draws(count, seed, resamples)
+    return percentiles(vector.sum() / over.sum(), (draws @ sums) / (draws @ norms), vector.size)
 
 
 def clustered_difference(a: ArrayLike, b: ArrayLike, group: Sequence[Hashable], seed: int) -> Estimate:
     """Mean of ``a − b`` over the same episodes (n,), paired, with its interval over groups."""
-    first, second = _vector(a), _vector(b)
+    first, second = finite_vector(a), finite_vector(b)
     if first.size != second.size:
         raise ValueError(f"a paired difference needs the same episodes twice, got {first.size} and {second.size}")
     return clustered_mean(first - second, group, seed)
 
 
-def _vector(values: ArrayLike) -> np.ndarray:
+def finite_vector(values: ArrayLike) -> np.ndarray:
+    """The values as floats (n,); ValueError for none, for other shapes and for what is not finite."""
     vector = np.asarray(values, dtype=float)
     if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
         raise ValueError(f"expected a non-empty vector of finite numbers, got shape {vector.shape}")
     return vector
 
 
-def _codes(names: Sequence[Hashable], size: int) -> tuple[int, np.ndarray]:
+def codes(names: Sequence[Hashable], size: int) -> tuple[int, np.ndarray]:
     """Number of distinct names, and each entry's index among them by first appearance (n,)."""
     if len(names) != size:
         raise ValueError(f"got {size} episodes but {len(names)} names of their groups or seeds")
@@ -55,12 +56,13 @@ def _codes(names: Sequence[Hashable], size: int) -> tuple[int, np.ndarray]:
     return len(code), np.array([code[name] for name in names])
 
 
-def _group_draws(groups: int, seed: int, resamples: int) -> np.ndarray:
+def group_draws(groups: int, seed: int, resamples: int) -> np.ndarray:
     """How often each group occurs in each resample, (resamples, groups)."""
     generator = np.random.default_rng(seed)
     return generator.multinomial(groups, np.full(groups, 1 / groups), size=resamples).astype(float)
 
 
-def _estimate(value: float, replicates: np.ndarray, n: int) -> Estimate:
+def percentiles(value: float, replicates: np.ndarray, n: int) -> Estimate:
+    """A value with the 2.5 and 97.5 % quantiles of its replicates."""
     low, high = np.quantile(replicates, (0.025, 0.975))
     return Estimate(mean=float(value), low=float(low), high=float(high), n=n)

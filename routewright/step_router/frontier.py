@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from routewright.evaluation.bootstrap import RESAMPLES, Estimate
-from routewright.evaluation.clustered import _codes, _estimate, _group_draws, _vector
+from routewright.evaluation.clustered import codes, finite_vector, group_draws, percentiles
 
 
 def worst_count(alpha: float, seeds: int) -> int:
@@ -27,14 +27,14 @@ def worst_count(alpha: float, seeds: int) -> int:
 
 def cvar(failure_rates: ArrayLike, alpha: float = 0.2) -> float:
     """CVaR_α = mean of the worst ⌈α|Z|⌉ seeds' failure rates (arXiv 2605.16604); `failure_rates` (Z,)."""
-    rates = np.sort(_vector(failure_rates))
+    rates = np.sort(finite_vector(failure_rates))
     return float(rates[-worst_count(alpha, rates.size) :].mean())
 
 
 def seed_failure_rates(success: ArrayLike, seed: Sequence[Hashable]) -> dict[Hashable, float]:
     """F_z: each perturbation seed's share of failed episodes, in order of appearance; `success` (n,) in [0, 1]."""
-    values = _vector(success)
-    _, index = _codes(seed, values.size)
+    values = finite_vector(success)
+    _, index = codes(seed, values.size)
     names = list(dict.fromkeys(seed))
     return dict(zip(names, (1 - np.bincount(index, values) / np.bincount(index)).tolist(), strict=True))
 
@@ -46,7 +46,7 @@ def worst_seed_success(success: ArrayLike, seed: Sequence[Hashable]) -> float:
 
 def escalation(llm_steps: ArrayLike, steps: ArrayLike) -> float:
     """Σ LLM steps / Σ steps over episodes (n,), in [0, 1]."""
-    return float(_vector(llm_steps).sum() / _vector(steps).sum())
+    return float(finite_vector(llm_steps).sum() / finite_vector(steps).sum())
 
 
 def post_hoc_oracle(
@@ -57,11 +57,11 @@ def post_hoc_oracle(
     It knows the outcome in advance but escalates whole episodes, so a router that steps in late can beat its
     escalation.
     """
-    failed = _vector(slm_success) < 0.5
+    failed = finite_vector(slm_success) < 0.5
     return (
-        np.where(failed, _vector(llm_success), _vector(slm_success)),
-        np.where(failed, _vector(llm_steps), 0.0),
-        np.where(failed, _vector(llm_steps), _vector(slm_steps)),
+        np.where(failed, finite_vector(llm_success), finite_vector(slm_success)),
+        np.where(failed, finite_vector(llm_steps), 0.0),
+        np.where(failed, finite_vector(llm_steps), finite_vector(slm_steps)),
     )
 
 
@@ -151,13 +151,13 @@ def brier_skill(
     weighs the same, whatever its length. The base rate is that of the evaluated episodes, which the router does not
     know. ValueError where all episodes end alike: there is no skill to measure.
     """
-    p, y, e = _vector(risk), _vector(failed), np.asarray(episode, dtype=int)
+    p, y, e = finite_vector(risk), finite_vector(failed), np.asarray(episode, dtype=int)
     if (np.bincount(e, minlength=y.size) == 0).any() or e.max() >= y.size or p.size != e.size:
         raise ValueError("every step needs an episode and every episode a step")
     if y.min() == y.max():
         raise ValueError("all episodes end alike: there is no base rate to beat")
     own = np.bincount(e, (p - y[e]) ** 2, y.size) / np.bincount(e, minlength=y.size)
-    count, index = _codes(group, y.size)
+    count, index = codes(group, y.size)
     errors, failures, sizes = (np.bincount(index, x, count) for x in (own, y, np.ones_like(y)))
 
     def skill(draws: np.ndarray) -> np.ndarray:
@@ -165,10 +165,10 @@ def brier_skill(
         reference = np.maximum(base * (1 - base), 1e-12)
         return 1 - (draws @ errors) / (draws @ sizes) / reference
 
-    draws = _group_draws(count, seed, RESAMPLES)
+    draws = group_draws(count, seed, RESAMPLES)
     rates = (draws @ failures) / (draws @ sizes)
     mixed = draws[(rates > 0) & (rates < 1)]  # in a resample where all end alike the skill does not exist
-    return _estimate(skill(np.ones((1, count)))[0], skill(mixed), y.size)
+    return percentiles(skill(np.ones((1, count)))[0], skill(mixed), y.size)
 
 
 def _curve(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -186,12 +186,12 @@ def _sweep_interval(
     group = list(sweeps[0].group)
     if any(list(sweep.group) != group for sweep in sweeps):
         raise ValueError("a paired comparison needs the same episodes in the same order in both sweeps")
-    count, index = _codes(group, len(group))
+    count, index = codes(group, len(group))
     member = np.zeros((len(group), count))
     member[np.arange(len(group)), index] = 1.0
     sample = np.ones((1, count))
-    draws = np.concatenate([sample, _group_draws(count, seed, resamples)])
+    draws = np.concatenate([sample, group_draws(count, seed, resamples)])
     x = [(draws @ (s.llm_steps @ member).T) / (draws @ (s.steps @ member).T) for s in sweeps]
     y = [(draws @ (s.success @ member).T) / (draws @ member.sum(axis=0))[:, None] for s in sweeps]
     values = np.array([statistic([a[i] for a in x], [b[i] for b in y]) for i in range(len(draws))])
-    return _estimate(values[0], values[1:], len(group))
+    return percentiles(values[0], values[1:], len(group))

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from sklearn.metrics import roc_auc_score
 
 from routewright.evaluation.bootstrap import RESAMPLES, Estimate
-from routewright.evaluation.clustered import _codes, _estimate, _group_draws, clustered_difference, clustered_mean
+from routewright.evaluation.clustered import clustered_difference, clustered_mean, codes, group_draws, percentiles
 from routewright.evaluation.summary import STEP_METRICS, STEP_ROWS, Row, row_order
 from routewright.step_router.episodes import Episode
 from routewright.step_router.features import NAMES, check_features
@@ -201,7 +201,7 @@ class _Sample:
         return (self.draws @ (values @ self.member).T) / (self.draws @ self.member.sum(axis=0))[:, None]
 
     def estimate(self, replicates: np.ndarray) -> Estimate:
-        return _estimate(float(replicates[0]), replicates[1:], len(self.tasks))
+        return percentiles(float(replicates[0]), replicates[1:], len(self.tasks))
 
 
 @dataclass(frozen=True)
@@ -342,10 +342,10 @@ def _policy(name: str) -> str:
 
 def _sample(pairs: Sequence[tuple[str, int]], seed: int, resamples: int) -> _Sample:
     tasks = [task for task, _ in pairs]
-    count, index = _codes(tasks, len(pairs))
+    count, index = codes(tasks, len(pairs))
     member = np.zeros((len(pairs), count))
     member[np.arange(len(pairs)), index] = 1.0
-    draws = np.concatenate([np.ones((1, count)), _group_draws(count, seed, resamples)])
+    draws = np.concatenate([np.ones((1, count)), group_draws(count, seed, resamples)])
     return _Sample(tasks, np.unique([number for _, number in pairs], return_inverse=True)[1], member, draws)
 
 
