@@ -288,7 +288,7 @@ def reliability_figure(predictions: Mapping[str, tuple[Sequence[float], Sequence
 _STEP_STYLES = {
     "risk": (ACCENT, "solid"), "risk-no-cvar": (ACCENT, "dash"), "risk-no-jsd": (ACCENT, "dot"),
     "entropy": (SECOND, "solid"), "verifier": ("#2a9d8f", "solid"), "query-level": ("#9b6dd6", "solid"),
-    "failure-risk": ("#b07c2a", "solid"), "failure-risk-no-cvar": ("#b07c2a", "dash"),
+    "failure-risk": ("#b07c2a", "solid"), "failure-no-cvar": ("#b07c2a", "dash"),
     "time": ("#c2577a", "solid"), "repeat": ("#6b8e23", "solid"), "random-matched": (MUTED, "dash"),
 }  # fmt: skip
 

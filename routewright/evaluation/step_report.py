@@ -55,7 +55,7 @@ HINDSIGHT = (
 )
 CVAR_ACTS = (
     "The CVaR term acts on the risk, which failure-risk escalates on; risk escalates on the benefit of a call, which has "
-    "the term through the shared layers only. So its ablation is failure-risk − failure-risk-no-cvar."
+    "the term through the shared layers only. So its ablation is failure-risk − failure-no-cvar."
 )
 _MANY_SEEDS = 12
 _SHORT = {"llm_calls_per_episode": "LLM calls", "escalated_episodes": "episodes", "worst_seed_success": "worst seed"}
@@ -371,7 +371,7 @@ def _ablation_section(results: StepResults) -> Section | None:
     measures = ("oracle rate", "own rate", "cvar at own rate", "area")
     lines = [
         TableRow([f"{a} − {b}", *(_comparison_cell(_compared(results, b, at, a)) for at in measures)])
-        for a, b in (("failure-risk", "failure-risk-no-cvar"), ("risk", "risk-no-cvar"))
+        for a, b in (("failure-risk", "failure-no-cvar"), ("risk", "risk-no-cvar"))
         if _compared(results, b, "area", a) is not None
     ]
     if lines:

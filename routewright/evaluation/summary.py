@@ -34,7 +34,7 @@ SEARCH_METRICS = (
 
 STEP_ROWS = (
     "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "failure-risk",
-    "failure-risk-no-cvar", "risk", "risk-no-cvar", "risk-no-jsd", "oracle",
+    "failure-no-cvar", "risk", "risk-no-cvar", "risk-no-jsd", "oracle",
 )  # fmt: skip
 """The step router's rows in the order of the contract, and `failure-risk`: the paper's rule on the same models."""
 
@@ -311,7 +311,7 @@ def rich_table(summary: Summary) -> Table:
         shown = {"success": "success", "escalation": "escal.", "llm_calls_per_episode": "calls", "cost": "cost",
                  "worst_seed_success": "worst"}  # fmt: skip
         caption = "success: 95 % bootstrap by task; worst: success at the worst seed"
-        width = 14
+        width = 15
     elif "accuracy" in present:
         shown = {"accuracy": "acc.", "accuracy/ood": "OOD", "tokens": "tokens", "agents_per_query": "agents"}
         caption = "acc.: 95 % bootstrap by question; tokens: generated, a question"

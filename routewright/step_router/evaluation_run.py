@@ -76,8 +76,8 @@ def rules_of(
             quantile_grid(query_level.risks(first_steps(rollouts).features), count),
         ),
     }
-    for row, model in models.items():
-        signals[f"failure-{row}"] = (Risk(model), quantile_grid(model.risks(features), count))
+    for row, of in (("failure-risk", "risk"), ("failure-no-cvar", "risk-no-cvar")):
+        signals[row] = (Risk(models[of]), quantile_grid(models[of].risks(features), count))
     for row, model in models.items():
         signals[row] = (Benefit(model), quantile_grid(model.benefits(features), count))
     rules = [Rule("slm", escalation.random, NEVER, keep=True), Rule("llm", escalation.random, ALWAYS)]

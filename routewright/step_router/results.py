@@ -487,8 +487,8 @@ def _comparisons(
 ) -> list[Comparison]:
     """`risk` minus each other router, and `failure-risk` minus the one without the CVaR term, which acts there."""
     pairs = [("risk", name) for name in routers if name != "risk"]
-    if "failure-risk" in routers and "failure-risk-no-cvar" in routers:
-        pairs.append(("failure-risk", "failure-risk-no-cvar"))
+    if "failure-risk" in routers and "failure-no-cvar" in routers:
+        pairs.append(("failure-risk", "failure-no-cvar"))
 
     def worst(settings: _Settings) -> np.ndarray:
         weights = _weights(sample, settings, rate, at_rate=True)

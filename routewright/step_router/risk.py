@@ -115,7 +115,7 @@ class RiskSettings:
     cost_weight: float = 0.1
     """w: what escalating every step would cost, in failures."""
     constrained: bool = True
-    """False leaves the λ term out: the rows `failure-risk-no-cvar` and `risk-no-cvar`."""
+    """False leaves the λ term out: the rows `failure-no-cvar` and `risk-no-cvar`."""
     steps: int = 300
     lr: float = 1e-3
     weight_decay: float = 1.0

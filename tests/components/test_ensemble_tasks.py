@@ -68,7 +68,7 @@ def test_files_are_carried_along_and_the_questions_made_from_the_copy(work: Path
     )  # fmt: skip
     train = load_split(work / "examples", "train")
     assert {task.domain for task in train} == {"spell_backward", "sums"}
-    assert next(task for task in train if task.domain == "sums").id.startswith("sums-"), "named as in the file"
+    assert next(task for task in train if task.domain == "sums").id.startswith("sums/"), "named after the file"
     described = json.loads((work / "examples" / "dataset.json").read_text(encoding="utf-8"))
     assert described["config_sha256"] == load_ensemble_profile(str(profile)).digest
     assert metrics.metadata["majority answer sums"] == described["majority_answer"]["sums"]

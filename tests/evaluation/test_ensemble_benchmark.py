@@ -76,7 +76,7 @@ def test_an_evaluation_of_other_rules_is_made_anew_from_the_kept_answers(
 
     def evaluate(dataset: Path, trained: Path, folder: Path, profile: EnsembleProfile, seed: int) -> None:
         evaluated.append((folder / "summary.json").is_file())
-        wanted = {**benchmark.identity_of(dataset, profile, seed), "config_sha256": profile.digest}
+        wanted = benchmark.evaluation_identity(dataset, trained, profile, seed)
         (folder / "coevolution.json").write_text(json.dumps(wanted), encoding="utf-8")
         (folder / "results.json").write_text(results.model_dump_json(), encoding="utf-8")
         for name in ("summary.json", benchmark.OOD_RECORDS):

@@ -33,7 +33,7 @@ EXTRA: StepReportExtra = {
 }
 # How well a router's signal tells the episodes that the small model fails.
 SKILL = {"random-matched": 0.0, "entropy": 0.35, "verifier": 0.3, "time": 0.4, "repeat": 0.5, "query-level": 0.25,
-         "failure-risk": 0.6, "failure-risk-no-cvar": 0.55,
+         "failure-risk": 0.6, "failure-no-cvar": 0.55,
          "risk": 0.75, "risk-no-cvar": 0.7, "risk-no-jsd": 0.7}  # fmt: skip
 KINDS = ("tool_failure", "truncation", "injection", "stale")
 
@@ -222,7 +222,7 @@ def test_a_lower_cvar_is_the_good_side(page: _Text) -> None:
 def test_the_cvar_ablation_stands_where_the_term_acts(page: _Text) -> None:
     section = page.split("<h2>Ablations</h2>")[1].split("<h2>")[0]
     assert re.findall(r'<th scope="row">(.*? − .*?no-cvar)</th>', section) == [
-        "failure-risk − failure-risk-no-cvar", "risk − risk-no-cvar"
+        "failure-risk − failure-no-cvar", "risk − risk-no-cvar"
     ]  # fmt: skip
     assert "The CVaR term acts on the risk" in section
 

@@ -221,7 +221,7 @@ def test_step_tables() -> None:
     assert Summary.model_validate_json(summary.model_dump_json()) == summary
     lines = table_markdown(summary).splitlines()
     assert lines[0] == "| row | " + " | ".join(STEP_METRICS) + " |"
-    assert "**0.940** [0.920, 0.960]" in lines[2 + STEP_ROWS.index("risk-no-jsd")]
+    assert "**0.980** [0.960, 1.000]" in lines[2 + STEP_ROWS.index("risk-no-jsd")]
     assert "**" not in lines[2 + STEP_ROWS.index("llm")]
     console = Console(width=80, file=io.StringIO(), color_system=None)
     console.print(rich_table(summary))

@@ -68,7 +68,7 @@ def test_every_row_has_its_thresholds_once(router: Path) -> None:
     found = by_row(rules)
     assert list(found) == [
         "slm", "llm", "random-matched", "entropy", "verifier", "time", "repeat", "query-level", "failure-risk",
-        "failure-risk-no-cvar", "risk", "risk-no-cvar",
+        "failure-no-cvar", "risk", "risk-no-cvar",
     ]  # fmt: skip
     assert (found["slm"], found["llm"]) == ([NEVER], [ALWAYS])
     assert [rule.row for rule in rules if rule.keep] == ["slm"], "only its turns are needed"
@@ -111,10 +111,10 @@ def test_the_cvar_term_is_ablated_on_the_output_that_it_acts_on(router: Path) ->
     data = rollouts()
     rules = {rule.row: rule.signal for rule in rules_of(router, data, 4, {})[0]}
     without = load_risk(router / "no-cvar")[0]
-    signal = rules["failure-risk-no-cvar"]
+    signal = rules["failure-no-cvar"]
     assert isinstance(signal, Risk)
     assert np.array_equal(signal.model.risks(data.features), without.risks(data.features))
-    found = by_row(rules_of(router, data, 3, {})[0])["failure-risk-no-cvar"]
+    found = by_row(rules_of(router, data, 3, {})[0])["failure-no-cvar"]
     assert found == quantile_grid(without.risks(data.features), 3)
 
 

@@ -87,7 +87,7 @@ def test_a_small_model_that_always_fails_leaves_every_step_to_the_llm(
     table = (out / "table.md").read_text()
     assert "The CVaR constraint (at most 0.3) never bound: above it at 0 of 5 training steps" in table
     assert "risk at its own threshold: escalation / oracle's" in table
-    assert table.count("| failure-risk-no-cvar |") == 1
+    assert table.count("| failure-no-cvar |") == 1
     description = json.loads((tmp_path / "router" / "risk.json").read_text())
     assert -1 <= description["thresholds"]["parity"] < 1
     StepRouter.load(tmp_path / "router")
