@@ -18,6 +18,7 @@ from serving.predictor import Predictor
 PATH = "/v1/models/step-router:predict"
 READY = "/v2/health/ready"
 BODY = good("step-router")[PATH]
+PATIENCE_S = 120  # a server that does not end fails its test instead of holding up all others
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def while_served(predictor: Predictor, scenario: Callable[[str], Awaitable[None]
         serving = asyncio.create_task(server.run(predictor, http, on_ready=warm.set))
         await warm.wait()
         await scenario("http://{}:{}".format(*http.getsockname()))
-        await serving
+        await asyncio.wait_for(serving, PATIENCE_S)
 
     asyncio.run(main())
 
@@ -91,7 +92,7 @@ def test_before_it_was_ready_there_is_nothing_to_drain(
         serving = asyncio.create_task(server.run(predictor, server.listening_socket("127.0.0.1", 0, "--port")))
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
-        await serving
+        await asyncio.wait_for(serving, PATIENCE_S)
         go_on.set()
 
     asyncio.run(main())
