@@ -6,8 +6,7 @@ Shell tasks (``--environment shell``) and programs (the path of a file of proble
 benchmarks/profiles/step-router-shell.yaml and step-router-code.yaml.
 
 Each finished stage is kept under --out and not repeated; an --out of another environment or profile is refused. The seeds
-share the tasks. Prints tables and writes them, with
-every number, to --results.
+share the tasks. Prints tables and writes them, with every number, to --results.
 """
 
 from __future__ import annotations

@@ -195,12 +195,12 @@ def content_of(label: str, value: Any, router: str) -> Any:
     if label == "tasks":
         return tasks_digest(value)
     if label == "query_log" and value:
-        if not Path(value).is_file():
-            raise BadInput(f"query log {value}: no such file, expected JSON lines")
-        from routewright.pools.decision_log import rotated
+        from routewright.pools.decision_log import log_files
 
-        files = [*rotated(Path(value)), Path(value)]
-        return digest_of(files[0]) if len(files) == 1 else [digest_of(file) for file in files]
+        digests = [digest_of(file) for file in log_files(Path(value)) if file.is_file()]
+        if not digests:
+            raise BadInput(f"query log {value}: no such file, expected JSON lines")
+        return digests[0] if len(digests) == 1 else digests
     return value
 
 

@@ -152,7 +152,7 @@ def search_arguments(
         from routewright.pools.pool import load_pool
 
         load_pool(Path(pool))
-    if query_log is not None and not query_log.is_file():
+    if query_log is not None and not query_log.exists():
         raise BadInput(f"--query-log {query_log}: no such file, expected JSON lines")
     return {"pool": pool, "profile": profile, "seed": seed, "query_log": str(query_log or "")}
 

@@ -110,6 +110,7 @@ def test_a_query_log_counts_with_what_it_was_rotated_to(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl.000001").write_text("old")
     both = stage_module.content_of("query_log", str(log), "search-router")
     assert both != alone
+    assert stage_module.content_of("query_log", str(tmp_path), "search-router") == both, "a folder of several servers' logs"
     (tmp_path / "d.jsonl.000001").write_text("other")
     assert stage_module.content_of("query_log", str(log), "search-router") != both
 
