@@ -142,7 +142,8 @@ def play(
     the same cost.
 
     ``make`` is picklable and called once a process; with ``workers`` = 1 that is this one. The environment is normally a
-    `Perturbed`. The result depends on neither ``workers`` nor what is played side by side.
+    `Perturbed`. The result depends neither on ``workers`` nor on what is played side by side, but for a model's rounding:
+    log-probabilities and scores have four digits, and where one lies between two, another batch may tip it.
 
     Finished chunks of episodes are kept in ``out`` (0000.jsonl ...), and a run that was killed repeats only the others.
     They are known by rows, thresholds, tasks and seeds; for another policy, verifier or environment use another ``out``.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
@@ -91,18 +92,23 @@ def without(kinds: Collection[str]) -> tuple[Perturbation, ...]:
     return tuple(perturbation for perturbation in TABLE.values() if perturbation.kind not in kinds)
 
 
+@cache
+def _severity(seed: int) -> float:
+    return random.Random(f"severity/{seed}").uniform(0.4, 1.8)
+
+
+@cache  # replays ask for the same steps over and over, and seeding takes longer than drawing
+def _chance(kind: str, seed: int, step: int) -> float:
+    return random.Random(f"{kind}/{seed}/{step}").random()
+
+
 def active(perturbations: Sequence[Perturbation], seed: int, step: int) -> tuple[Perturbation, ...]:
     """Those that strike at this step of this seed, in the order in which they act.
 
     A seed has its own severity, a factor of 0.4 to 1.8 on all rates, so that some seeds are worse than others: that
     is what a tail risk over seeds is about.
     """
-    severity = random.Random(f"severity/{seed}").uniform(0.4, 1.8)
-    struck = [
-        perturbation
-        for perturbation in perturbations
-        if random.Random(f"{perturbation.kind}/{seed}/{step}").random() < perturbation.rate * severity
-    ]
+    struck = [p for p in perturbations if _chance(p.kind, seed, step) < p.rate * _severity(seed)]
     return tuple(sorted(struck, key=lambda perturbation: _KINDS.index(perturbation.kind)))
 
 
