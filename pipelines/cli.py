@@ -169,7 +169,7 @@ def check(
     from pipelines.check_services import TRACKING, check_image, check_mlflow, check_store
     from pipelines.endpoint import connect, endpoint
     from pipelines.plan import compiled, images, stage_plans
-    from serving.promotion.rollout import connect_cluster
+    from serving.promotion.kserve_api import connect_cluster
 
     made = compiled(pipeline, placement)
     stages = [plan.name for plan in stage_plans(made)]

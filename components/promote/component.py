@@ -39,7 +39,7 @@ def promote(
 
     from components.stage import stage
     from routewright.evaluation.gates import GateBounds
-    from serving.promotion.inference_service import load_deployment
+    from serving.promotion.deployment import load_deployment
     from serving.promotion.promote import Candidate, raise_unless_done
     from serving.promotion.promote import promote as decide
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from serving.promotion.inference_service import Deployment
+    from serving.promotion.deployment import Deployment
 
 promotion_app = typer.Typer()
 
@@ -96,6 +96,6 @@ def deployment(file: Path | None) -> Deployment | None:
     """The deployment of that file, None where none is given."""
     if file is None:
         return None
-    from serving.promotion.inference_service import load_deployment
+    from serving.promotion.deployment import load_deployment
 
     return load_deployment(file)

@@ -20,29 +20,15 @@ from routewright import model_registry as registry
 from routewright import tracking
 from routewright.errors import BadInput, StageFailed
 from routewright.evaluation.gates import Check, Evidence, GateBounds, promotion_gates
+from serving.promotion.deployment import Deployment, check_size
 from serving.promotion.evidence import ROWS, answer_again, description_of, read_evidence, read_summary
-from serving.promotion.inference_service import (
-    VERSION,
-    Deployment,
-    check_size,
-    inference_service,
-    manifest_diff,
-    manifest_text,
-    predictor,
-)
+from serving.promotion.inference_service import VERSION, inference_service, manifest_diff, manifest_text, predictor
+from serving.promotion.kserve_api import annotation, connect_cluster, deployed, reachable
 from serving.promotion.latency import latency_check, not_measured
+from serving.promotion.live import canary_percent, check_mode
 from serving.promotion.model_card import checks_markdown, model_card
-from serving.promotion.rollout import (
-    annotation,
-    canary_percent,
-    check_mode,
-    connect_cluster,
-    deployed,
-    reachable,
-    redeploy,
-    restore,
-    roll_out,
-)
+from serving.promotion.rollback import redeploy, restore
+from serving.promotion.rollout import roll_out
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from routewright import model_registry as registry
 from routewright import tracking
 from routewright.errors import BadInput
-from serving.promotion.inference_service import Deployment
+from serving.promotion.deployment import Deployment
 from serving.promotion.promote import (
     Candidate,
     Decision,

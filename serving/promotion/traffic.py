@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import httpx
 
 from routewright.errors import StageFailed
-from serving.promotion.inference_service import Canary, MetricPages, Prometheus, revision_of
+from serving.promotion.deployment import Canary, MetricPages, Prometheus
+from serving.promotion.inference_service import revision_of
 
 REQUESTS, LATENCY = "routewright_requests_total", "routewright_latency_seconds_bucket"
 FAILURES = {"overloaded", "deadline", "not_ready", "error"}

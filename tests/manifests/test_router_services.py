@@ -10,15 +10,8 @@ from typing import Any
 import pytest
 from rendering import MANIFESTS, OVERLAYS, ROOT, ROUTERS, Object, of_kind, overlay, render
 
-from serving.promotion.inference_service import (
-    DIGEST,
-    MODE,
-    VERSION,
-    Deployment,
-    inference_service,
-    load_deployment,
-    predictor,
-)
+from serving.promotion.deployment import Deployment, load_deployment
+from serving.promotion.inference_service import DIGEST, MODE, VERSION, inference_service, predictor
 
 ROUTES = [(name, router) for name in OVERLAYS for router in ROUTERS]
 

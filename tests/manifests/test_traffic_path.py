@@ -14,7 +14,8 @@ from pipelines.cli import pipelines_app
 from pipelines.compile import read_placement
 from pipelines.plan import typed_parameters
 from pipelines.schedule import load_schedule
-from serving.promotion.inference_service import Deployment, predictor
+from serving.promotion.deployment import Deployment
+from serving.promotion.inference_service import predictor
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 SECTION = OPERATIONS.partition("## From traffic to retraining\n")[2].partition("\n## ")[0]

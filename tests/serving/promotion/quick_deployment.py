@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serving.promotion.inference_service import Deployment
+from serving.promotion.deployment import Deployment
 
 IMAGE = "registry.example/routewright/serve@sha256:" + "a" * 64
 DEPLOY = {"namespace": "models", "service": "search-router", "mode": "Knative", "image": IMAGE}

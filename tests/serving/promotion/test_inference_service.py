@@ -15,17 +15,8 @@ from quick_deployment import DEPLOY, IMAGE, deployment_with
 
 from routewright.errors import BadInput
 from serving import decision_log, server
-from serving.promotion.inference_service import (
-    LOG_KEY,
-    Deployment,
-    check_size,
-    hash_of,
-    inference_service,
-    load_deployment,
-    manifest_diff,
-    predictor,
-    standard_canary,
-)
+from serving.promotion.deployment import LOG_KEY, Deployment, check_size, load_deployment
+from serving.promotion.inference_service import hash_of, inference_service, manifest_diff, predictor, standard_canary
 
 DIGEST = "0123456789abcdef" * 4
 

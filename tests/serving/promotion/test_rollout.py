@@ -11,7 +11,10 @@ from quick_deployment import deployment_with
 
 from routewright.errors import BadInput, StageFailed
 from serving.promotion.inference_service import inference_service, predictor
-from serving.promotion.rollout import Rollout, annotation, canary_percent, connect_cluster, deployed, restore, roll_out
+from serving.promotion.kserve_api import annotation, connect_cluster, deployed
+from serving.promotion.live import canary_percent
+from serving.promotion.rollback import restore
+from serving.promotion.rollout import Rollout, roll_out
 
 MODES = ["Knative", "Standard"]
 DIGEST = "0123456789abcdef" * 4
@@ -192,7 +195,9 @@ def test_what_the_server_refuses(cluster: ApiServer, api: Any, status: int, kind
     [
         (lambda made: made["spec"]["predictor"]["containers"][0].update(imagePullPolice="Always"), "'imagePullPolice' was"),
         (
-            lambda made: made["spec"]["predictor"]["containers"][0]["env"].append({"name": "STORAGE_URI", "value": "s3://x"}),
+            lambda made: made["spec"]["predictor"]["containers"][0]["env"].append(
+                {"name": "STORAGE_URI", "value": "s3://x"}
+            ),
             r"\.spec\.predictor\.containers\[0\]\.env: \('STORAGE_URI',\) is there twice",
         ),
         (lambda made: made.update(kind="InferenceGraph"), "kind: 'InferenceGraph' is not 'InferenceService'"),

@@ -12,7 +12,9 @@ from test_rollout import DIGEST, MODES, Killed, KilledAfter, promote, serving
 from routewright.errors import StageFailed
 from serving.promotion import rollout
 from serving.promotion.inference_service import inference_service, predictor
-from serving.promotion.rollout import Rollout, annotation, change, deployed, restore, roll_out
+from serving.promotion.kserve_api import Unreachable, annotation, change, deployed
+from serving.promotion.rollback import restore
+from serving.promotion.rollout import Rollout, roll_out
 
 
 def rollback(api: Any, mode: str) -> str:
@@ -178,7 +180,7 @@ def test_a_server_that_goes_down_after_the_first_deployment_is_one_sentence(
     cluster: ApiServer, api: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def down(*given: Any) -> None:
-        raise rollout.Unreachable("the API server answers 503")
+        raise Unreachable("the API server answers 503")
 
     monkeypatch.setattr(rollout, "wait", down)
     with pytest.raises(StageFailed, match="the API server answers 503; start the promotion again to go on"):

@@ -14,7 +14,7 @@ from stand_in import StandIn, StandInHandler
 from test_rollout import promote, serving
 
 from routewright.errors import StageFailed
-from serving.promotion.inference_service import Canary
+from serving.promotion.deployment import Canary
 from serving.promotion.rollout import READS
 from serving.promotion.traffic import Load, complaint, load_between, parse_page, quantile, reader
 
