@@ -2,7 +2,8 @@
 
     python benchmarks/search_router.py --pool aws-docs --profile laptop --out runs/curve
 
-Each finished point is kept under --out and not repeated. Prints a table and writes it, with every number, to --results.
+Each finished point is kept under --out and not repeated; an --out of another pool or profile is refused. Prints a table and
+writes it, with every number, to --results.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import json
 import os
 import platform
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from routewright.config import Profile, load_profile
+from routewright.errors import BadInput
 from routewright.evaluation.summary import Summary
 from routewright.pools.fetch import fetch_dataset
 from routewright.search_router.evaluate import evaluate
@@ -25,7 +28,20 @@ from routewright.search_router.rl import train_rl
 from routewright.search_router.sft import train_sft
 from routewright.search_router.synthesis import synthesize
 
-ROWS = ("intent", "outcome-lr", "sft+lr", "union-bm25", "sft", "sft+rl", "sft+rl/judge", "oracle")
+ROWS = ("intent", "outcome-lr", "sft+lr", "union-bm25", "cori", "sft", "sft+rl", "sft+rl/judge", "oracle")
+
+
+def check_out(out: Path, pool: str, profile: Profile) -> None:
+    """BadInput where the folder's points are of another pool or profile; a new folder is marked."""
+    mark, own = out / "benchmark.json", {"pool": pool, "profile": profile.digest}
+    if mark.is_file():
+        known = json.loads(mark.read_text())
+        if other := [name for name in own if known.get(name) != own[name]]:
+            raise BadInput(f"--out {out}: holds points of another {' and '.join(other)}, expected another folder")
+    elif (out / "dataset").exists():
+        raise BadInput(f"--out {out}: holds points, but nothing tells of which pool and profile; expected another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    mark.write_text(json.dumps(own))
 
 
 def with_outcomes(profile: Profile, outcomes: int, judge: bool) -> Profile:
@@ -38,7 +54,7 @@ def with_outcomes(profile: Profile, outcomes: int, judge: bool) -> Profile:
 def run_point(folder: Path, profile: Profile, outcomes: int, seed: int, judge: bool) -> dict[str, Any]:
     """Train and evaluate one point of the curve; the SFT policy is shared between the points of a seed."""
     sft = folder / f"seed{seed}" / "sft"
-    point = folder / f"seed{seed}" / f"outcomes{outcomes}"
+    point = folder / f"seed{seed}" / f"outcomes{outcomes}{'-judge' if judge else ''}"
     settings = with_outcomes(profile, outcomes, judge)
     train_sft(folder / "dataset", folder / "examples", sft, settings, seed)
     train_rl(folder / "dataset", folder / "examples", sft, point / "rl", settings, seed)
@@ -78,15 +94,18 @@ def table(results: list[dict[str, Any]]) -> str:
     """Markdown: NDCG@10 (all, mismatch) of each row, and the paired differences of sft+rl, by number of outcomes."""
     lines = []
     counts = sorted({result["outcomes"] for result in results})
-    for metric in ("ndcg@10", "ndcg@10/mismatch", "ndcg@10/match", "ndcg@10/macro"):
+    for metric in ("ndcg@10", "ndcg@10/routing", "ndcg@10/mismatch", "ndcg@10/match", "ndcg@10/macro"):
         lines += [f"\n**{metric}**, mean over seeds (range)\n", "| outcomes | " + " | ".join(ROWS) + " |"]
         lines.append("|---" * (len(ROWS) + 1) + "|")
         for count in counts:
             points = [result for result in results if result["outcomes"] == count]
             lines.append(f"| {count:,} | " + " | ".join(cell(points, row, metric) for row in ROWS) + " |")
-    lines.append("\n**sft+rl minus another row**, NDCG@10, mean over seeds [mean ends of the paired 95 % intervals]\n")
-    others = ("sft", "intent", "outcome-lr", "sft+lr", "union-bm25")
-    pairs = [(b, s) for b in others for s in ("overall", "mismatch", "match")]
+    lines.append(
+        "\n**sft+rl minus another row**, NDCG@10, mean over seeds [mean ends of the paired 95 % intervals over documents]; "
+        "routing: the agents alone, without keywords and dates\n"
+    )
+    others = ("sft", "intent", "outcome-lr", "sft+lr", "union-bm25", "cori")
+    pairs = [(b, s) for b in others for s in ("overall", "routing", "mismatch", "match")]
     pairs.append(("union-bm25", "macro"))
     lines += ["| outcomes | " + " | ".join(f"{b}, {s}" for b, s in pairs) + " |", "|---" * (len(pairs) + 1) + "|"]
     for count in counts:
@@ -106,6 +125,7 @@ def main() -> None:
     parser.add_argument("--judge", action="store_true", help="also train sft+rl/judge")
     arguments = parser.parse_args()
     profile = load_profile(arguments.profile)
+    check_out(arguments.out, arguments.pool, profile)
     fetch_dataset(arguments.pool, arguments.out / "dataset")
     synthesize(arguments.out / "dataset", arguments.out / "examples", profile, 0)
     results: list[dict[str, Any]] = []
@@ -123,4 +143,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BadInput as error:
+        sys.exit(str(error))

@@ -114,6 +114,14 @@ def _predictions(response: httpx.Response, kind: type[D], count: int) -> list[D]
     return found
 
 
+def _written(http: httpx.Client | httpx.AsyncClient, method: str, path: str, body: Any) -> httpx.Request:
+    """The request with its body as JSON; BadInput where JSON in UTF-8 has no form for a value."""
+    try:
+        return http.build_request(method, path, json=body)
+    except ValueError as error:
+        raise BadInput(f"request: expected whole characters and finite numbers ({error})") from None
+
+
 def _base(url: str) -> httpx.URL:
     try:
         base = httpx.URL(url)
@@ -143,9 +151,11 @@ class _Client:
         self._http = httpx.Client(base_url=_base(url), timeout=timeout_s)
 
     def _request(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        request = _written(self._http, method, path, body)
+
         def attempt() -> httpx.Response:
             try:
-                return _checked(self._http.request(method, path, json=body))
+                return _checked(self._http.send(request))
             except httpx.TransportError as error:
                 raise _Busy(None, f"{self._http.base_url}: {type(error).__name__}") from error
 
@@ -186,9 +196,11 @@ class _AsyncClient:
         self._http = httpx.AsyncClient(base_url=_base(url), timeout=timeout_s)
 
     async def _request(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        request = _written(self._http, method, path, body)
+
         async def attempt() -> httpx.Response:
             try:
-                return _checked(await self._http.request(method, path, json=body))
+                return _checked(await self._http.send(request))
             except httpx.TransportError as error:
                 raise _Busy(None, f"{self._http.base_url}: {type(error).__name__}") from error
 

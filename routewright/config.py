@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from routewright.errors import BadInput
+from routewright.validation import fault
 
 PROFILES = Path(__file__).resolve().parent.parent / "configs" / "profiles"
 
@@ -58,7 +59,6 @@ class SftSection(Section):
     scale_lr: float = Field(gt=0, description="learning rate of the scales of card match and collection belief")
     smoothing: float = Field(0.1, ge=0, lt=0.5, description="label smoothing: keeps exploration alive for RL")
     lora: LoraSection | None = None
-    max_length: int = Field(512, gt=0)
 
 
 class RlSection(Section):
@@ -94,7 +94,6 @@ class RlSection(Section):
 
 
 class EvaluationSection(Section):
-    bootstrap: int = Field(2000, gt=0)
     latency_queries: int = Field(gt=0)
     zero_shot_queries: int = Field(gt=0, description="test queries that the untrained model answers (it is slow)")
 
@@ -138,6 +137,4 @@ def read_profile(name_or_path: str, folder: Path, kind: type[P]) -> P:
     try:
         return kind.model_validate({"name": path.stem, **content})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "profile"
-        raise BadInput(f"{path}: field {where}: {first['msg']}") from None
+        raise BadInput(f"{path}: field {fault(error, kind)}") from None

@@ -23,10 +23,12 @@ from routewright.errors import BadInput
 from routewright.evaluation.bootstrap import Estimate
 from routewright.evaluation.drift import MAX_EMBEDDED, MIN_QUERIES, Drift, detect_drift
 from routewright.evaluation.off_policy import (
+    MIN_DECISIONS,
     OffPolicyEstimate,
     action_of,
     estimate_from_log,
     importance_weights,
+    outcome_predictions,
     reward_of,
     usable_entries,
 )
@@ -112,7 +114,8 @@ def check_off_policy(model: Path, held_out_log: Path, out: Path) -> OffPolicyDec
     features = [router.featurizer(entry.query, _day(entry)) for entry in used]
     decisions = [router.decision(f, p) for f, p in zip(features, router.probabilities(features), strict=True)]
     taken = {str(entry.request_id): frozenset(decision.agents) for entry, decision in zip(used, decisions, strict=True)}
-    estimate = estimate_from_log(used, {name: {action: 1.0} for name, action in taken.items()})
+    outcomes = outcome_model(used, taken, router.names) if len(used) >= MIN_DECISIONS else None
+    estimate = estimate_from_log(used, {name: {action: 1.0} for name, action in taken.items()}, outcomes)
     if estimate.conclusive:
         estimate = estimate.model_copy(update={"gain": gain_without_exploration(used, taken)})
     passed, reason = False, estimate.reason
@@ -126,6 +129,23 @@ def check_off_policy(model: Path, held_out_log: Path, out: Path) -> OffPolicyDec
     out.mkdir(parents=True, exist_ok=True)
     _write(out / OFF_POLICY, decision.model_dump())
     return decision
+
+
+def outcome_model(
+    entries: Sequence[QueryLogEntry], candidate: Mapping[str, frozenset[str]], agents: Sequence[str]
+) -> dict[str, dict[frozenset[str], float]]:
+    """{request id: {action: q(x, a)}} of the logged and the candidate's actions, for the doubly robust estimate.
+
+    Of a set it is the best of its agents', as the reward is; cross-fitted, see `outcome_predictions`.
+    """
+    logged = [action_of(entry) or frozenset() for entry in entries]
+    rewards = [reward_of(entry) or 0.0 for entry in entries]
+    q = outcome_predictions([entry.query for entry in entries], logged, rewards, agents, seed=0)
+    found = {}
+    for entry, action, row in zip(entries, logged, q, strict=True):
+        name, of = str(entry.request_id), dict(zip(agents, row.tolist(), strict=True))
+        found[name] = {a: max(of[agent] for agent in a) for a in (action, candidate[name])}
+    return found
 
 
 def gain_without_exploration(entries: Sequence[QueryLogEntry], candidate: Mapping[str, frozenset[str]]) -> Estimate | None:

@@ -135,6 +135,14 @@ def test_feedback(server: Stumbling, kind: str) -> None:
 
 
 @both
+def test_what_json_has_no_form_for_is_not_sent(server: Stumbling, kind: str) -> None:
+    for name, arguments in (("decide", ("half a smile \ud83d",)), ("feedback", ("r1", {"garden": float("nan")}))):
+        with pytest.raises(BadInput, match=r"^request: expected whole characters and finite numbers \("):
+            call(kind, server.url, name, *arguments)
+    assert server.requests == []
+
+
+@both
 def test_an_overloaded_server_is_asked_again_when_it_says(server: Stumbling, kind: str) -> None:
     server.modes = [(429, {"error": "full"}, {"Retry-After": "1"}), (503, {"error": "late"}, {}), "drop"]
     assert call(kind, server.url, "decide", *QUERY).request_id == "r1"

@@ -28,7 +28,7 @@ def test_the_gpu_profile_is_the_paper() -> None:
     gpu = load_profile("gpu")
     assert (gpu.backbone.source, gpu.backbone.name, gpu.backbone.dtype) == ("hub", "Qwen/Qwen3-0.6B", "bfloat16")
     assert gpu.backbone.layers is None, "the whole model"
-    assert (gpu.sft.queries, gpu.sft.epochs, gpu.sft.max_length) == (56_000, 2, 512)
+    assert (gpu.sft.queries, gpu.sft.epochs) == (56_000, 2)
     for section in (gpu.sft, gpu.rl):
         assert section.lora is not None
         assert (section.lora.r, section.lora.alpha) == (16, 32)
@@ -43,9 +43,11 @@ def test_the_laptop_profile_needs_no_download() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("epochs", "epoch", "field sft.epoch"),
+        ("epochs", "epoch", "field sft.epoch: unknown key, expected one of queries, epochs, batch_size, lr, "),
+        ("backbone:", "bones:", "field bones: unknown key, expected one of name, backbone, synthesis, "),
+        ("sft:", "sft: 3  #", "field sft: expected a mapping, found 3"),
         ("queries_per_agent: 10", "queries_per_agent: -1", "field synthesis.queries_per_agent"),
-        ("samples: 8", "samples: 1", "rl.samples must be at least 2"),
+        ("samples: 8", "samples: 1", "field rl: rl.samples must be at least 2"),
         ("source: architecture", "source: internet", "field backbone.source"),
         ("batch_size: 32, lr: 1.0e-3", "batch_size: many, lr: 1.0e-3", "field sft.batch_size"),
         ("evaluation:", "valuation:", "valuation"),

@@ -1,4 +1,5 @@
-"""95 % bootstrap over groups: episodes of one task resemble each other, so its episodes are resampled together.
+"""95 % bootstrap over groups: episodes of one task, or queries about one thing, resemble each other and are resampled
+together.
 
 The same seed and the same groups give the same resamples, which pairs the rows of a table.
 """
@@ -30,6 +31,21 @@ def clustered_mean(
     sums, norms = np.bincount(index, vector, count), np.bincount(index, over, count)
     draws = group_draws(count, seed, resamples)
     return percentiles(vector.sum() / over.sum(), (draws @ sums) / (draws @ norms), vector.size)
+
+
+def clustered_macro(values: ArrayLike, home: Sequence[Hashable], group: Sequence[Hashable], seed: int) -> Estimate:
+    """Mean over homes of the mean of their values (n,), every home weighing the same, with its interval over groups."""
+    vector = finite_vector(values)
+    homes, at = codes(home, vector.size)
+    count, index = codes(group, vector.size)
+    sums, norms = np.zeros((count, homes)), np.zeros((count, homes))
+    np.add.at(sums, (index, at), vector)
+    np.add.at(norms, (index, at), 1.0)
+    draws = group_draws(count, seed, RESAMPLES)
+    drawn = draws @ norms
+    # A small home may be missing from a resample, whose mean is that of the others.
+    means = np.divide(draws @ sums, drawn, out=np.full(drawn.shape, np.nan), where=drawn > 0)
+    return percentiles((sums.sum(axis=0) / norms.sum(axis=0)).mean(), np.nanmean(means, axis=1), vector.size)
 
 
 def clustered_difference(a: ArrayLike, b: ArrayLike, group: Sequence[Hashable], seed: int) -> Estimate:

@@ -15,6 +15,7 @@ from routewright.evaluation.bootstrap import Estimate, paired_difference
 from routewright.evaluation.calibration import brier_score, expected_calibration_error
 from routewright.evaluation.clustered import clustered_difference
 from routewright.evaluation.summary import Gate
+from routewright.validation import fault
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -26,7 +27,7 @@ class _Strict(BaseModel):
 class Judged(_Strict):
     """One held-out query or episode; what does not apply is None.
 
-    ``group``: the task of an episode, whose other seeds resemble it: intervals resample groups where there are any.
+    ``group``: the task of an episode or the document of a query, whose others resemble it: intervals resample groups.
     ``quality`` is NDCG@10 or success, 0..1. ``probability`` is the model's own for ``outcome``, 0 or 1. ``cost`` and
     ``latency_ms`` are those of its decision.
     """
@@ -117,8 +118,7 @@ def load_bounds(path: Path) -> GateBounds:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a YAML file of gate bounds") from None
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        raise BadInput(f"{path}: {'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
+        raise BadInput(f"{path}: {fault(error, GateBounds)}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
 
@@ -199,12 +199,12 @@ def _shared(a: Evidence, b: Evidence, wanted: Callable[[Judged], bool]) -> list[
 
 
 def _groups(pairs: Sequence[tuple[Judged, Judged]]) -> list[str]:
-    """What is resampled together: the episodes of one task, a query by itself."""
+    """What is resampled together: the episodes of one task, the queries about one document."""
     return [judged.group or judged.id for judged, _ in pairs]
 
 
 def _difference(pairs: Sequence[tuple[Judged, Judged]], seed: int) -> Estimate:
-    """Mean difference of quality with its interval over queries, or over the tasks of episodes."""
+    """Mean difference of quality with its interval over queries, or over their groups."""
     own, other = [judged.quality for judged, _ in pairs], [judged.quality for _, judged in pairs]
     groups = _groups(pairs)
     if len(set(groups)) < len(groups):

@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from routewright.evaluation.bootstrap import (
-    Estimate,
-    macro_interval,
-    mean_interval,
-    paired_difference,
-    percentile_interval,
-    std_interval,
-)
+from routewright.evaluation.bootstrap import Estimate, mean_interval, percentile_interval, std_interval
+from routewright.evaluation.clustered import clustered_difference, clustered_macro, clustered_mean
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,8 +20,8 @@ SEARCH_ROWS = (
 """The search router's rows in the order of the contract."""
 
 SEARCH_METRICS = (
-    "ndcg@10", "ndcg@10/mismatch", "ndcg@10/match", "ndcg@10/macro", "ndcg@10/std", "agent_f1", "exact_set",
-    "keyword_precision", "date_iou", "valid", "valid/unconstrained", "latency_ms/mean", "latency_ms/p50",
+    "ndcg@10", "ndcg@10/mismatch", "ndcg@10/match", "ndcg@10/macro", "ndcg@10/routing", "ndcg@10/std", "agent_f1",
+    "exact_set", "keyword_precision", "date_iou", "valid", "valid/unconstrained", "latency_ms/mean", "latency_ms/p50",
     "latency_ms/p99", "cost", "agents_per_query",
 )  # fmt: skip
 """The search router's metrics in the order they are shown."""
@@ -56,8 +50,8 @@ ENSEMBLE_METRICS = (
 )  # fmt: skip
 """The ensemble router's metrics in the order they are shown, `accuracy/<domain>` after them."""
 
-_MEANS = ("agent_f1", "exact_set", "keyword_precision", "date_iou", "valid", "valid/unconstrained", "cost",
-          "agents_per_query")  # fmt: skip
+_MEANS = ("ndcg@10/routing", "agent_f1", "exact_set", "keyword_precision", "date_iou", "valid", "valid/unconstrained",
+          "cost", "agents_per_query")  # fmt: skip
 _LOWER_IS_BETTER = {"latency_ms/mean", "latency_ms/p50", "latency_ms/p99", "cvar", "brier", "ece"}
 # A low value of these is no merit by itself: a bad router is cheap and steady too.
 _NO_DIRECTION = {"ndcg@10/std", "cost", "agents_per_query", "escalation", "llm_calls_per_episode", "escalated_episodes",
@@ -66,7 +60,7 @@ _HEADLINES = ("ndcg@10", "success", "accuracy")  # shown with their intervals
 REFERENCES = {"oracle", "slm", "llm"}
 """Rows that no router competes with: they know the outcome, or never or always call the LLM."""
 
-Subset = Literal["overall", "mismatch", "match", "macro"]
+Subset = Literal["overall", "mismatch", "match", "macro", "routing"]
 
 
 class _Strict(BaseModel):
@@ -106,7 +100,10 @@ class Summary(_Strict):
 
 
 class Difference(_Strict):
-    """Mean of NDCG@10 of row ``a`` minus row ``b`` over the queries of ``subset`` that both rows answered."""
+    """Mean of NDCG@10 of row ``a`` minus row ``b`` over the queries of ``subset`` that both rows answered.
+
+    ``routing`` is all of them, each searched as it came: the agents alone, without a row's keywords and dates.
+    """
 
     a: str
     b: str
@@ -176,28 +173,37 @@ def records_by_row(
     }
 
 
-def _ndcg(record: Mapping[str, Any]) -> float:
-    return float(record["metrics"]["ndcg@10"])
+def _ndcg(record: Mapping[str, Any], subset: Subset = "overall") -> float:
+    return float(record["metrics"]["ndcg@10/routing" if subset == "routing" else "ndcg@10"])
+
+
+def _groups(queries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What is resampled together: queries about one document; a query that tells no group is one of its own."""
+    return [query.get("group") or query["id"] for query in queries]
 
 
 def _summarise_row(answers: Mapping[str, Mapping[str, Any]], by_id: Mapping[str, Mapping[str, Any]], seed: int) -> Row:
     ndcg = {name: _ndcg(record) for name, record in answers.items()}
     values = list(ndcg.values())
-    metrics = {"ndcg@10": mean_interval(values, seed)}
+
+    def mean_over(part: Mapping[str, float]) -> Estimate:
+        return clustered_mean(list(part.values()), _groups(by_id[name] for name in part), seed)
+
+    def present(metric: str) -> dict[str, float]:
+        return {n: r["metrics"][metric] for n, r in answers.items() if r["metrics"].get(metric) is not None}
+
+    metrics = {"ndcg@10": mean_over(ndcg)}
     for subset, wanted in (("mismatch", True), ("match", False)):
-        part = [value for name, value in ndcg.items() if bool(by_id[name]["mismatch"]) is wanted]
+        part = {name: value for name, value in ndcg.items() if bool(by_id[name]["mismatch"]) is wanted}
         if part:
-            metrics[f"ndcg@10/{subset}"] = mean_interval(part, seed)
-    metrics["ndcg@10/macro"] = macro_interval(values, [by_id[name]["home"] for name in ndcg], seed)
+            metrics[f"ndcg@10/{subset}"] = mean_over(part)
+    asked = [by_id[name] for name in ndcg]
+    metrics["ndcg@10/macro"] = clustered_macro(values, [query["home"] for query in asked], _groups(asked), seed)
     metrics["ndcg@10/std"] = std_interval(values, seed)
-
-    def present(metric: str) -> list[float]:
-        return [r["metrics"][metric] for r in answers.values() if r["metrics"].get(metric) is not None]
-
     for metric in _MEANS:
         if part := present(metric):
-            metrics[metric] = mean_interval(part, seed)
-    if latency := present("latency_ms"):
+            metrics[metric] = mean_over(part)
+    if latency := list(present("latency_ms").values()):
         metrics["latency_ms/mean"] = mean_interval(latency, seed)
         metrics["latency_ms/p50"] = percentile_interval(latency, 50, seed)
         metrics["latency_ms/p99"] = percentile_interval(latency, 99, seed)
@@ -206,7 +212,7 @@ def _summarise_row(answers: Mapping[str, Mapping[str, Any]], by_id: Mapping[str,
 
 
 def summarise(records: Sequence[Mapping[str, Any]], queries: Sequence[Mapping[str, Any]], seed: int) -> list[Row]:
-    """The summary's search rows from the per-query records, in contract order, with 95 % bootstrap intervals.
+    """The summary's search rows from the per-query records, in contract order, with 95 % bootstrap intervals over groups.
 
     A metric is averaged over the queries whose record has it (``n`` says how many) and left out where none has it;
     ``/macro`` is the mean over ``home`` agents, ``/std`` the standard deviation over queries.
@@ -225,7 +231,7 @@ def paired_differences(
     """NDCG@10 of ``a`` minus ``b`` for each pair and subset, paired over the queries both rows answered.
 
     ``macro`` averages over ``home`` agents, every agent weighing the same. A subset without queries is left out; a
-    pair that names an absent row is a ValueError.
+    pair that names an absent row is a ValueError. Queries of one ``group`` are resampled together.
     """
     rows = records_by_row(records, queries)
     differences = []
@@ -238,17 +244,17 @@ def paired_differences(
                 query
                 for query in queries
                 if query["id"] in rows[a] and query["id"] in rows[b]
-                and (subset in ("overall", "macro") or bool(query["mismatch"]) is (subset == "mismatch"))
+                and (subset in ("overall", "macro", "routing") or bool(query["mismatch"]) is (subset == "mismatch"))
             ]  # fmt: skip
             if not shared:
                 continue
-            first = [_ndcg(rows[a][query["id"]]) for query in shared]
-            second = [_ndcg(rows[b][query["id"]]) for query in shared]
+            first = [_ndcg(rows[a][query["id"]], subset) for query in shared]
+            second = [_ndcg(rows[b][query["id"]], subset) for query in shared]
             if subset == "macro":
                 gains = [x - y for x, y in zip(first, second, strict=True)]
-                estimate = macro_interval(gains, [query["home"] for query in shared], seed)
+                estimate = clustered_macro(gains, [query["home"] for query in shared], _groups(shared), seed)
             else:
-                estimate = paired_difference(first, second, seed)
+                estimate = clustered_difference(first, second, _groups(shared), seed)
             differences.append(Difference(a=a, b=b, subset=subset, **estimate.model_dump()))
     return differences
 
@@ -262,12 +268,12 @@ def per_agent_table(
     homes = dict.fromkeys(query["home"] for query in queries)
     table = []
     for agent in [a for a in pool if a in homes] + [a for a in homes if a not in pool]:
-        own = [query["id"] for query in queries if query["home"] == agent]
+        own = [query for query in queries if query["home"] == agent]
         ndcg = {}
         for name, answers in rows.items():
-            values = [_ndcg(answers[query]) for query in own if query in answers]
-            if values:
-                ndcg[name] = mean_interval(values, seed)
+            asked = [query for query in own if query["id"] in answers]
+            if asked:
+                ndcg[name] = clustered_mean([_ndcg(answers[query["id"]]) for query in asked], _groups(asked), seed)
         table.append(AgentNdcg(agent=agent, n=len(own), ndcg=ndcg))
     return table
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import calendar
+import codecs
 import gzip
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from routewright.errors import BadInput
+from routewright.validation import first_fault, quoted, reason, shown
 
 Document = dict[str, Any]
 Query = dict[str, Any]
@@ -31,7 +34,8 @@ QRELS_HEADER = ["query-id", "corpus-id", "score"]
 MIN_AGENTS, MAX_AGENTS = 2, 64
 
 Scalar = str | int | float | bool
-_YAML_KINDS: dict[type, str] = {dict: "mapping", list: "list"}
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which JSON can say and UTF-8 cannot
+_NO_HALVES = "expected whole characters, found half a surrogate pair"
 
 
 class _Strict(BaseModel):
@@ -108,6 +112,8 @@ class Agent(_Strict):
     def _not_blank(cls, card: str) -> str:
         if not card.strip():
             raise ValueError("expected a description of what the agent answers, found an empty card")
+        if _HALF_CHARACTER.search(card):
+            raise ValueError(_NO_HALVES)
         return card.strip()
 
 
@@ -164,10 +170,14 @@ class Pool:
         raise BadInput(f"{self.path}: no agent {name!r}, expected one of {', '.join(self.names)}")
 
     def corpus_name(self, name: str) -> str:
-        """What identifies an agent's collection: its corpus file relative to the pool file, or its URL."""
+        """What identifies an agent's collection: its corpus file relative to the pool file, or its URL.
+
+        A hash stands for what follows a "?" in the URL, as that may name the collection and hold a token.
+        """
         search = self.agent(name).search
         if isinstance(search, HTTPSearch):
-            return search.url.split("?")[0]
+            address, _, query = search.url.partition("?")
+            return f"{address}#{hashlib.sha256(query.encode('utf-8', 'replace')).hexdigest()[:8]}" if query else address
         return _relative(search.corpus, self.path.parent)
 
     def corpus(self, name: str) -> Corpus | None:
@@ -252,8 +262,8 @@ def load_pool(path: Path) -> Pool:
         agent = _absolute_paths(agent, path.parent)
         for where, file in _files(agent):
             if not file.is_file():
-                raise BadInput(f"{path}{_line(node, ('agents', i, *where.split('.')))}: agents[{i}].{where}: "
-                               f"no such file {file}")
+                found = f"{file} is a folder, expected a file" if file.is_dir() else f"no such file {file}"
+                raise BadInput(f"{path}{_line(node, ('agents', i, *where.split('.')))}: agents[{i}].{where}: {found}")
         agents.append(agent)
     return Pool(pool_file.name, pool_file.fallback, agents, path)
 
@@ -311,10 +321,10 @@ def load_corpus(path: Path) -> Corpus:
         _check_id(document, seen, where)
         for key in ("title", "text"):
             if not isinstance(document.get(key, ""), str):
-                raise BadInput(f"{where}: {key}: expected a text, found {_shown(document[key])}")
+                raise BadInput(f"{where}: {key}: expected a text, found {quoted(document[key])}")
         metadata = document.get("metadata")
         if metadata is not None and not isinstance(metadata, dict):
-            raise BadInput(f"{where}: metadata: expected an object, found {_shown(metadata)}")
+            raise BadInput(f"{where}: metadata: expected an object, found {quoted(metadata)}")
         if metadata and metadata.get("date"):
             try:
                 document_period(str(metadata["date"]))
@@ -331,7 +341,9 @@ def read_queries(path: Path) -> list[Query]:
     for number, query in _rows(path):
         _check_id(query, seen, f"{path}, line {number}")
         if not isinstance(query.get("text"), str):
-            raise BadInput(f"{path}, line {number}: text: expected a text, found {_shown(query.get('text'))}")
+            raise BadInput(f"{path}, line {number}: text: expected a text, found {quoted(query.get('text'))}")
+        if _HALF_CHARACTER.search(json.dumps(query, ensure_ascii=False)):
+            raise BadInput(f"{path}, line {number}: {_NO_HALVES}")
         queries.append(query)
     return queries
 
@@ -370,11 +382,16 @@ def read_qrels(
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Line numbers from 1 and raw lines of a file, .gz or not, blank lines left out; BadInput on broken gzip data."""
+    """Line numbers from 1 and raw lines of a file, .gz or not, without blank lines and byte order mark.
+
+    BadInput on broken gzip data.
+    """
     number = 0
     try:
         with gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb") as file:
             for number, line in enumerate(file, 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     yield number, line
     except (gzip.BadGzipFile, EOFError, zlib.error):
@@ -395,7 +412,7 @@ def _rows(path: Path, digest: Any = None) -> Iterator[tuple[int, dict[str, Any]]
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{path}, line {number}: expected one JSON object, {_json_fault(error)}") from None
         if not isinstance(row, dict):
-            raise BadInput(f"{path}, line {number}: expected one JSON object, found {_shown(row)}")
+            raise BadInput(f"{path}, line {number}: expected one JSON object, found {quoted(row)}")
         yield number, row
 
 
@@ -413,15 +430,12 @@ def _check_id(row: dict[str, Any], seen: set[str], where: str) -> None:
     """A row's ``_id`` is a text of at least one character that no earlier row had; adds it to ``seen``."""
     identity = row.get("_id")
     if not isinstance(identity, str) or not identity:
-        raise BadInput(f"{where}: _id: expected a text that is not empty, found {_shown(identity)}")
+        raise BadInput(f"{where}: _id: expected a text that is not empty, found {quoted(identity)}")
+    if _HALF_CHARACTER.search(identity):
+        raise BadInput(f"{where}: _id: {_NO_HALVES}")
     if identity in seen:
         raise BadInput(f"{where}: _id: duplicate id {identity!r}, expected each id once")
     seen.add(identity)
-
-
-def _shown(value: Any) -> str:
-    text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _included(documents: list[Document], include: Any, where: str) -> list[Document]:
@@ -542,45 +556,26 @@ def _line(node: yaml.Node | None, location: tuple[str | int, ...]) -> str:
 
 def _sentence(error: ValidationError, node: yaml.Node | None, path: Path) -> str:
     """One sentence for the first fault pydantic found: file, line, dotted field, expectation."""
-    # A misspelt key is both unknown and missing: the unknown one says more.
-    faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
-    fault = faults[0]
-    location, kind, value = fault["loc"], fault["type"], fault["input"]
+    fault = first_fault(error)
+    location, kind = fault["loc"], fault["type"]
     parts, _ = _walk(node, location)
     if kind == "missing":
         parts.append(location[-1])
     elif kind.startswith("union_tag"):
         parts.append("kind")
     dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts).lstrip(".")
-    found = _shown(value) if isinstance(value, Scalar | None) else f"a {_YAML_KINDS.get(type(value), 'date')}"
-    if kind == "missing":
-        reason = "missing key"
-        if location[-1] == "card":
-            reason += ", expected a description of what the agent answers"
-    elif kind == "extra_forbidden":
-        reason = f"unknown key, expected one of {', '.join(_known_keys(location))}"
+    told = reason(fault, _PoolFile)
+    if kind == "missing" and location[-1] == "card":
+        told += ", expected a description of what the agent answers"
     elif kind.startswith("union_tag"):
-        reason = "expected bm25 or http"
-    elif kind == "value_error":
-        reason = str(fault["ctx"]["error"])
+        told = "expected bm25 or http"
     elif kind == "string_pattern_mismatch":
-        reason = f"expected 1 to 64 letters, digits, spaces, dots, dashes or underscores, found {found}"
+        told = f"expected 1 to 64 letters, digits, spaces, dots, dashes or underscores, found {shown(fault['input'])}"
     elif kind in ("too_short", "string_too_short"):
-        reason = "expected at least one"
+        told = "expected at least one"
     elif "include" in location:
-        reason = f"expected a list of ids or a mapping of fields to values, all plain text or numbers, found {found}"
-    elif kind in ("model_type", "model_attributes_type"):
-        reason = f"expected a mapping, found {found}"
-    else:
-        expected = fault["msg"].replace("Input should be", "expected").replace("a valid string", "a text")
-        reason = f"{expected.replace('a valid list', 'a list')}, found {found}"
-    return f"{path}{_line(node, location)}: {dotted + ': ' if dotted else ''}{reason}"
-
-
-def _known_keys(location: tuple[str | int, ...]) -> list[str]:
-    """The keys allowed where an unknown one stands."""
-    parent = location[-2] if len(location) > 1 else ""
-    models: dict[str | int, type[BaseModel]] = {
-        "": _PoolFile, "bm25": BM25Search, "http": HTTPSearch, "queries": Queries, "qrels": QrelsFiles,
-    }
-    return list(models.get(parent, Agent).model_fields)
+        told = (
+            "expected a list of ids or a mapping of fields to values, all plain text or numbers, found "
+            f"{shown(fault['input'])}"
+        )
+    return f"{path}{_line(node, location)}: {dotted + ': ' if dotted else ''}{told}"

@@ -54,8 +54,7 @@ Request = tuple[str, str, Interval | None]
 class Hit:
     """One found document; (corpus, doc_id) identifies it across agents, a higher score is better.
 
-    ``corpus`` is the corpus file relative to the pool file, or the endpoint's URL; ``date`` is YYYY, YYYY-MM or
-    YYYY-MM-DD as the document carries it.
+    ``corpus`` is `Pool.corpus_name`; ``date`` is YYYY, YYYY-MM or YYYY-MM-DD as the document carries it.
     """
 
     doc_id: str
@@ -283,7 +282,7 @@ class PoolSearch:
             else:
                 corpus = self.pool.corpus(agent_name)
                 content = [corpus.digest if corpus else "", search.include, search.fields]
-                content.append(self.pool.corpus_name(agent_name))
+            content.append(self.pool.corpus_name(agent_name))
             self._digests[agent_name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         return self._digests[agent_name]
 

@@ -63,8 +63,9 @@ def outcome_labels(train: Sequence[Example]) -> tuple[list[Example], list[str]]:
 
 
 def best_single_agent(train: Sequence[Example], names: Sequence[str]) -> str:
-    """The agent with the highest mean NDCG@10 on the training queries."""
-    return max(names, key=lambda name: float(np.mean([example.outcome[name] for example in train])))
+    """The agent with the highest mean outcome on the training queries; of a log's, those that know its outcome count."""
+    known = {name: [example.outcome[name] for example in train if name in example.outcome] for name in names}
+    return max(names, key=lambda name: float(np.mean(known[name])) if known[name] else 0.0)
 
 
 class UnionVote:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from routewright.config import Profile
 from routewright.errors import BadInput
@@ -32,7 +32,13 @@ from routewright.evaluation.summary import (
 from routewright.language_models.chat import chat_client_from_environment
 from routewright.pools.pool import BM25Search, Pool, load_pool
 from routewright.pools.search import PoolSearch
-from routewright.search_router.baselines import UnionVote, best_single_agent, fit_linear, outcome_labels
+from routewright.search_router.baselines import (
+    UnionVote,
+    best_single_agent,
+    first_agent_ndcg,
+    fit_linear,
+    outcome_labels,
+)
 from routewright.search_router.decision import Interval
 from routewright.search_router.examples import Example, read_examples
 from routewright.search_router.llm_router import llm_decide
@@ -46,10 +52,10 @@ T = TypeVar("T")
 
 PAIRS = (
     ("sft+rl", "sft"), ("sft+rl", "intent"), ("sft+rl", "outcome-lr"), ("sft+rl", "sft+lr"), ("sft+rl", "union-bm25"),
-    ("sft+rl/judge", "sft"),
+    ("sft+rl", "cori"), ("sft+rl/judge", "sft"),
 )  # fmt: skip
-SUBSETS: tuple[Subset, ...] = ("overall", "mismatch", "match", "macro")
-OUTCOME_LR_WEIGHT = 1.0  # sft+lr adds the two models' log-odds
+SUBSETS: tuple[Subset, ...] = ("overall", "mismatch", "match", "macro", "routing")
+OUTCOME_LR_WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)  # of outcome-lr in sft+lr, chosen on dev as C is
 
 
 @dataclass
@@ -72,12 +78,14 @@ class Evaluation:
     ) -> None:
         """Record one row's decisions on the test queries (or on `examples`, some of them)."""
         examples = self.test if examples is None else examples
-        for i, (example, action, value) in enumerate(
-            zip(examples, actions, decision_ndcg(examples, actions, self.pool, self.search), strict=True)
-        ):
+        plain = [Action(action.agents, (), None) for action in actions]
+        value = decision_ndcg(examples, actions, self.pool, self.search)
+        routing = value if plain == list(actions) else decision_ndcg(examples, plain, self.pool, self.search)
+        for i, (example, action) in enumerate(zip(examples, actions, strict=True)):
             best = example.best_agents()
             metrics: dict[str, float] = {
-                "ndcg@10": float(value),
+                "ndcg@10": float(value[i]),
+                "ndcg@10/routing": float(routing[i]),
                 "agent_f1": agent_f1(action.agents, best),
                 "exact_set": exact_set(action.agents, best),
                 "valid": 1.0,
@@ -120,10 +128,21 @@ def collection_scores(router: Router, examples: Sequence[Example]) -> np.ndarray
     return softmax(beliefs, axis=1)
 
 
+def added_log_odds(sft: np.ndarray, linear: np.ndarray, weight: float) -> np.ndarray:
+    """σ(log-odds of ``sft`` + weight · log-odds of ``linear``), both P(agent) (n, N)."""
+    added: np.ndarray = expit(log_odds(sft) + weight * log_odds(linear))
+    return added
+
+
 def log_odds(p: np.ndarray) -> np.ndarray:
     """ln(p / (1 − p)), p clipped to [1e-4, 1 − 1e-4]."""
     clipped = np.clip(p, 1e-4, 1 - 1e-4)
     return np.log(clipped / (1 - clipped))
+
+
+def outcome_lr_weight(sft: np.ndarray, linear: np.ndarray, dev: Sequence[Example], names: Sequence[str]) -> float:
+    """How much outcome-lr counts in sft+lr: the best NDCG@10 of the first agent on dev, the smaller among equals."""
+    return max(OUTCOME_LR_WEIGHTS, key=lambda w: (first_agent_ndcg(added_log_odds(sft, linear, w), dev, names), -w))
 
 
 def add_simple_rows(evaluation: Evaluation, train: Sequence[Example], seed: int) -> None:
@@ -207,16 +226,11 @@ def evaluate(dataset: Path, examples: Path, sft: Path, rl: Path, out: Path, prof
         evaluation.add(row, actions, on_test, more=more, says_keywords=True)
         if row == "sft":
             on_dev, _ = router_answers(model, dev)
+            first, second = linear["outcome-lr"]
+            weight = outcome_lr_weight(on_dev.scores, first, dev, names)
             added = [
-                Answers(
-                    1
-                    / (
-                        1 + np.exp(-log_odds(answers.scores) - OUTCOME_LR_WEIGHT * log_odds(linear["outcome-lr"][side]))
-                    ),
-                    answers.keywords,
-                    answers.intervals,
-                )
-                for side, answers in enumerate((on_dev, on_test))
+                Answers(added_log_odds(answers.scores, scores, weight), answers.keywords, answers.intervals)
+                for answers, scores in ((on_dev, first), (on_test, second))
             ]
             add_scored("sft+lr", *added, says_keywords=True)
 
@@ -247,9 +261,7 @@ def add_llm_row(evaluation: Evaluation, client: Any) -> None:
     actions = []
     for answer in decided:
         d = answer.decision
-        actions.append(
-            Action(tuple(d.agents), tuple(d.keywords), Interval(d.start, d.end) if d.start or d.end else None)
-        )
+        actions.append(Action(tuple(d.agents), tuple(d.keywords), Interval(d.start, d.end) if d.start or d.end else None))
 
     def more(i: int) -> dict[str, float]:
         extra = {"valid": float(decided[i].valid)}
@@ -263,7 +275,7 @@ def query_rows(test: Sequence[Example]) -> list[dict[str, Any]]:
     """The queries of records.jsonl: what was best, what the labeller said, whether they are mismatches."""
     return [
         {
-            "id": e.id, "query": e.query, "style": e.style, "home": e.home,
+            "id": e.id, "query": e.query, "style": e.style, "home": e.home, "group": e.group,
             "best_agent": max(e.outcome, key=lambda name: e.outcome[name]), "best_agents": e.best_agents(),
             "labeller_agent": e.intent_agents[0], "mismatch": e.mismatch(), "outcome": e.outcome,
         }

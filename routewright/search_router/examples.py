@@ -9,10 +9,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from routewright.errors import BadInput
+from routewright.errors import BadInput, StageFailed
 from routewright.evaluation.ranking import ndcg_at_10
 from routewright.pools.pool import Pool
-from routewright.pools.search import PoolSearch, Request
+from routewright.pools.search import Hit, PoolSearch, Request
 from routewright.search_router.decision import Interval
 
 NEAR_BEST = 0.05  # agents within this NDCG@10 of the best count as best
@@ -36,7 +36,8 @@ class Example:
     keywords: list[str] = field(default_factory=list)
     start: str | None = None
     end: str | None = None
-    outcome: dict[str, float] = field(default_factory=dict)  # agent -> NDCG@10 alone, with the raw query
+    # agent -> NDCG@10 alone, with the raw query; without qrels what a log says came of it, in [0, 1], of the agents known
+    outcome: dict[str, float] = field(default_factory=dict)
 
     @property
     def reference(self) -> date | None:
@@ -60,8 +61,8 @@ class Example:
         return sorted(near, key=lambda name: -self.outcome[name])
 
     def mismatch(self) -> bool:
-        """Whether the frozen labeller's agent is at least 0.2 NDCG@10 below the best (methods: the mismatch subset)."""
-        return self.outcome[self.intent_agents[0]] <= self.best - MISMATCH
+        """Whether the frozen labeller's agent is known to be at least 0.2 below the best (methods: the mismatch subset)."""
+        return self.outcome.get(self.intent_agents[0], self.best) <= self.best - MISMATCH
 
     def relevant(self, pool: Pool) -> dict[tuple[str, str], int]:
         """Grades by (corpus, document), over all agents."""
@@ -96,10 +97,22 @@ def read_examples(path: Path) -> list[Example]:
     return examples
 
 
+def search_all(requests: list[Request], search: PoolSearch) -> list[list[Hit]]:
+    """The hits of each request; StageFailed where an agent failed, since finding nothing would read as a bad answer."""
+    hits = search.search_many(requests)
+    for agent, messages in search.failures.items():
+        asked = len({request for request in requests if request[0] == agent})
+        raise StageFailed(
+            f"agent {agent} failed on {len(messages)} of {asked} searches ({messages[0]}): run the stage again when it "
+            "answers, what was found is kept"
+        )
+    return hits
+
+
 def measure_outcomes(examples: list[Example], pool: Pool, search: PoolSearch) -> None:
-    """Fill `outcome`: NDCG@10 of every agent alone with the raw query (no keywords, no interval)."""
+    """Fill `outcome`: NDCG@10 of every agent alone with the raw query (no keywords, no interval); see `search_all`."""
     requests: list[Request] = [(name, example.query, None) for example in examples for name in pool.names]
-    hits = iter(search.search_many(requests))
+    hits = iter(search_all(requests, search))
     for example in examples:
         relevant = example.relevant(pool)
         example.outcome = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -18,6 +19,8 @@ from routewright.pools.search import BM25Index, Hit, tokenize
 FIELDS = ["title", "text"]
 DEPTH = 10
 GRADED = 50  # documents that the offline judge grades
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -113,14 +116,13 @@ class LLMJudge:
         """``documents`` as from `pool_documents`; hits that are not in it (HTTP agents) are graded by their titles."""
         self._client = client
         self._documents = documents
-        self.failures = 0
 
     def score(self, items: Sequence[JudgeItem]) -> list[float]:
         """(mean of the five grades - 1) / 4; 0 for an empty list.
 
         One question an item, so that the client's cache serves RL, which meets the same results again. An item whose
-        question failed gets the mean of the others, since an error must not read as a bad answer, and is counted in
-        ``failures``. Raises what failed if nothing could be judged, and BadInput for a wrong URL or key.
+        question failed gets the mean of the others, since an error must not read as a bad answer, and is counted in a
+        warning. Raises what failed if nothing could be judged, and BadInput for a wrong URL or key.
         """
         asked = [self._question(item) if item.hits else None for item in items]
         questions = {repr(messages): messages for messages in asked if messages}
@@ -134,7 +136,8 @@ class LLMJudge:
                 grades[key] = (mean(answer.value.model_dump().values()) - 1) / 4
         if errors and not grades:
             raise errors[0]
-        self.failures += len(errors)
+        if errors:
+            _log.warning("%d of %d result lists were not judged and get the mean: %s", len(errors), len(verdicts), errors[0])
         middle = mean(grades.values()) if grades else 0.0
         return [grades.get(repr(messages), middle) if messages else 0.0 for messages in asked]
 

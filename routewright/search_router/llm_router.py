@@ -58,9 +58,9 @@ def llm_decide(client: ChatClient, pool: Pool, queries: Sequence[Mapping[str, An
     rule = (
         f"You route search queries to the agents that answer them. {DATA_RULE} The agents are:\n"
         + "\n".join(f"- {json.dumps(agent.name)}: {' '.join(agent.card.split())}" for agent in pool.agents)
-        + "\nGive agents, the names of the one or few agents to search; keywords, up to five words or phrases of the "
-        "query that say what is sought; start and end, the first and last day (YYYY-MM-DD) of the time that the query "
-        "asks for, reckoned from the reference date, null where it is open or not asked for."
+        + "\nGive agents, the names of the one or few agents to search, most fitting first; keywords, up to five words or "
+        "phrases of the query that say what is sought; start and end, the first and last day (YYYY-MM-DD) of the time that "
+        "the query asks for, reckoned from the reference date, null where it is open or not asked for."
     )
     version = f"llm:{client.model}"
     decisions = []
@@ -90,6 +90,6 @@ def _schema(names: list[str]) -> type[BaseModel]:
 def _decision(
     agents: Sequence[str], names: list[str], keywords: list[str], start: date | None, end: date | None, version: str
 ) -> Decision:
-    chosen = [name for name in names if name in agents]
+    chosen = list(dict.fromkeys(agents))  # in the model's order: the first leads where results are fused
     bitmask = "".join("1" if name in chosen else "0" for name in names)
     return Decision(chosen, bitmask, keywords=keywords, start=start, end=end, model_version=version)

@@ -20,6 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from routewright.config import Profile, RlSection
 from routewright.errors import BadInput
+from routewright.evaluation.drift import ROUTES
 from routewright.language_models import reinforce
 from routewright.language_models.backbone import resolve_dtype
 from routewright.language_models.chat import chat_client_from_environment
@@ -30,7 +31,7 @@ from routewright.search_router.examples import Example, read_examples
 from routewright.search_router.features import Features, Featurizer, collate
 from routewright.search_router.judges import Judge, LLMJudge, OfflineJudge, QrelsJudge, pool_documents
 from routewright.search_router.model import SearchRouterModel, Slots, add_lora, merge_lora
-from routewright.search_router.reward import Action, HierarchicalReward
+from routewright.search_router.reward import Action, HierarchicalReward, usual_outcomes
 from routewright.search_router.router import load_model, save_router
 from routewright.search_router.selection import fit_router
 from routewright.search_router.training import featurize, parameter_groups
@@ -204,7 +205,7 @@ def train_rl(dataset: Path, examples: Path, sft: Path, out: Path, profile: Profi
 
 def train_policy(dataset: Path, examples: Path, sft: Path, out: Path, profile: Profile, seed: int, judge: str) -> None:
     """One policy under one judge (see `train_rl`)."""
-    if (out / "router.json").is_file():
+    if (out / ROUTES).is_file():
         return
     out.mkdir(parents=True, exist_ok=True)
     s = profile.rl
@@ -259,7 +260,8 @@ def train_policy(dataset: Path, examples: Path, sft: Path, out: Path, profile: P
     trainer.policy = model
     trainer.settings, trainer.examples, trainer.names = s, train, pool.names
     trainer.features, trainer.reference = features, reference
-    trainer.reward = HierarchicalReward(pool, search, make_judge(judge, pool, out / "judge-cache"), s)
+    usual = usual_outcomes(train, pool.names)
+    trainer.reward = HierarchicalReward(pool, search, make_judge(judge, pool, out / "judge-cache"), s, usual)
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "checkpoints"))
     merge_lora(model)
     facts = {"stage": "rl", "seed": seed, "profile": profile.name, "outcomes": len(train), "judge": judge}

@@ -91,9 +91,12 @@ def router_answers(router: Router, examples: Sequence[Example]) -> tuple[Answers
 
 
 def fit_router(folder: Path, dev: Sequence[Example], pool: Pool, search: PoolSearch) -> None:
-    """Fit a saved router's thresholds on dev and write them into its folder, with its first choices there (routes.json)."""
+    """Fit a saved router's thresholds on dev and write them into its folder, then its first choices there.
+
+    The latter, routes.json, is the last file of a trained router: a folder without it is not finished.
+    """
     answers, _ = router_answers(load_router(folder), dev)
     second, abstain = fit_thresholds(answers, dev, pool, search)
     first = Counter(action.agents[0] for action in routed(answers, second, abstain, pool))
-    write_routes(folder, {name: first[name] for name in pool.names})
     set_thresholds(folder, second, abstain)
+    write_routes(folder, {name: first[name] for name in pool.names})

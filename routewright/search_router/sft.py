@@ -20,6 +20,7 @@ from transformers import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
 from routewright.config import Profile, SftSection
+from routewright.evaluation.drift import ROUTES
 from routewright.language_models.backbone import load_backbone, resolve_dtype
 from routewright.language_models.training import History, last_checkpoint
 from routewright.pools.pool import BM25Search, Pool, document_text, load_pool
@@ -120,7 +121,7 @@ def gather_weights(trainer: DecisionSFTTrainer, whole: SearchRouterModel) -> Non
 
 def train_sft(dataset: Path, examples: Path, out: Path, profile: Profile, seed: int) -> None:
     """Fine-tune the profile's backbone on train.jsonl; writes a router folder `out`. Resumes from its last checkpoint."""
-    if (out / "router.json").is_file():
+    if (out / ROUTES).is_file():
         return
     out.mkdir(parents=True, exist_ok=True)
     settings = profile.sft
@@ -175,7 +176,7 @@ def train_sft(dataset: Path, examples: Path, out: Path, profile: Profile, seed: 
         remove_unused_columns=False,
         gradient_checkpointing=False,
         completion_only_loss=True,
-        max_length=settings.max_length,
+        max_length=None,  # the featurizer cuts queries
         dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=False,
     )
@@ -208,5 +209,6 @@ def train_sft(dataset: Path, examples: Path, out: Path, profile: Profile, seed: 
     save_router(
         whole, tokenizer, out, pool, {"stage": "sft", "seed": seed, "profile": profile.name, "queries": len(train)}
     )
-    fit_router(out, read_examples(examples / "dev.jsonl"), pool, PoolSearch(pool))
+    fit_router(out, read_examples(examples / "dev.jsonl"), pool, PoolSearch(pool, out / "search-cache"))
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    shutil.rmtree(out / "search-cache", ignore_errors=True)

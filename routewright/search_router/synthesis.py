@@ -26,11 +26,12 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS, CountVectorizer
 
 from routewright.config import Profile
 from routewright.errors import BadInput
+from routewright.evaluation.off_policy import action_of
 from routewright.language_models.chat import ChatClient, chat_client_from_environment
 from routewright.pools.pool import SPLITS, BM25Search, Document, Pool, document_period, document_text, load_pool
 from routewright.pools.query_log import read_query_log
 from routewright.pools.search import PoolSearch
-from routewright.search_router.examples import Example, measure_outcomes, read_examples, write_examples
+from routewright.search_router.examples import Example, measure_outcomes, write_examples
 from routewright.search_router.intent import fit_labeller
 from routewright.search_router.keywords import label_keywords, title_shares
 from routewright.search_router.teacher import label_queries, write_queries
@@ -179,7 +180,11 @@ def corpus_queries(
 
 
 def logged_queries(path: Path, pool: Pool) -> list[Example]:
-    """Training examples from a query log: entries with qrels or outcomes; an outcome the log measured is kept."""
+    """Training examples from a query log: entries with qrels, which every agent is searched for, or else with outcomes.
+
+    An agent that an outcome leaves out counts as 0, unless the entry's decision says that it was not asked: its outcome is
+    not known then.
+    """
     examples = []
     for number, entry in enumerate(read_query_log(path), 1):
         unknown = [name for name in [*entry.qrels, *entry.outcome] if name not in pool.names]
@@ -187,22 +192,27 @@ def logged_queries(path: Path, pool: Pool) -> list[Example]:
             raise BadInput(
                 f"{path}, entry {number}: unknown agent '{unknown[0]}', expected one of {', '.join(pool.names)}"
             )
-        if not entry.learnable or not (entry.qrels or entry.outcome):
+        positive = {agent: {document: grade for document, grade in grades.items() if grade > 0}
+                    for agent, grades in entry.qrels.items()}  # fmt: skip
+        qrels = {agent: grades for agent, grades in positive.items() if grades}
+        if not entry.learnable or not (qrels or entry.outcome):
             continue
-        best = max(entry.outcome, key=lambda name: entry.outcome[name]) if entry.outcome else next(iter(entry.qrels))
+        best = max(entry.outcome, key=lambda name: entry.outcome[name]) if entry.outcome else next(iter(qrels))
+        asked = {*(action_of(entry) or pool.names), *entry.outcome}
+        outcome = {name: entry.outcome.get(name, 0.0) for name in pool.names if name in asked}
         examples.append(
             Example(
                 id=f"log/{number}",  # a request may be logged twice
                 query=entry.query,
                 home=best,
                 group=f"log:{entry.query.casefold()}",
-                qrels={agent: dict(grades) for agent, grades in entry.qrels.items()},
+                qrels=qrels,
                 reference_date=entry.reference_date.isoformat() if entry.reference_date else None,
                 style="log",
                 source="log",
                 start=entry.start.isoformat() if entry.start else None,
                 end=entry.end.isoformat() if entry.end else None,
-                outcome={name: entry.outcome.get(name, 0.0) for name in pool.names} if entry.outcome else {},
+                outcome={} if qrels else outcome,
             )
         )
     return examples
@@ -211,12 +221,14 @@ def logged_queries(path: Path, pool: Pool) -> list[Example]:
 def assign_splits(human: dict[str, list[Example]], extra: Iterable[Example], seed: int) -> dict[str, list[Example]]:
     """train, dev and test: given splits are kept; where no test is given, dev becomes test and dev comes out of train.
 
-    Extra (synthetic, logged) examples go to train where the pool has held-out human queries, else by group 70/15/15.
+    Extra (synthetic, logged) examples go to train where the pool has held-out human queries, else by group 70/15/15; those
+    without qrels always go to train, since nothing that is searched for them could be judged.
     """
     splits: dict[str, list[Example]] = {split: list(human[split]) for split in SPLITS}
     held_out = bool(splits["dev"] or splits["test"])
     for example in extra:
-        splits["train" if held_out else split_by_group(example.group, seed)].append(example)
+        to_train = held_out or not example.qrels
+        splits["train" if to_train else split_by_group(example.group, seed)].append(example)
     if splits["dev"] and not splits["test"]:
         splits["test"], splits["dev"] = splits["dev"], []
     if not splits["dev"]:
@@ -268,7 +280,7 @@ def label(examples: list[Example], pool: Pool, client: ChatClient | None) -> Non
 
 
 def describe(splits: dict[str, list[Example]], pool: Pool) -> dict[str, Any]:
-    """Counts, each agent's own NDCG@10, the oracle's, the labeller's and the mismatch share, per split."""
+    """Counts, each agent's own NDCG@10, the oracle's, the labeller's and the mismatch share of what has qrels, per split."""
     stats: dict[str, Any] = {}
     for split, examples in splits.items():
         if not examples:
@@ -281,13 +293,15 @@ def describe(splits: dict[str, list[Example]], pool: Pool) -> dict[str, Any]:
             "queries": len(examples),
             "homes": dict(homes),
             "with_interval": sum(example.interval is not None for example in examples),
-            "mismatch": float(np.mean([example.mismatch() for example in examples])),
-            "ndcg@10": {
-                **{name: float(np.mean([e.outcome[name] for e in examples])) for name in pool.names},
-                "labeller": float(np.mean([e.outcome[e.intent_agents[0]] for e in examples])),
-                "oracle": float(np.mean([e.best for e in examples])),
-            },
         }
+        judged = [example for example in examples if example.qrels]
+        if judged:
+            stats[split]["mismatch"] = float(np.mean([example.mismatch() for example in judged]))
+            stats[split]["ndcg@10"] = {
+                **{name: float(np.mean([e.outcome[name] for e in judged])) for name in pool.names},
+                "labeller": float(np.mean([e.outcome[e.intent_agents[0]] for e in judged])),
+                "oracle": float(np.mean([e.best for e in judged])),
+            }
     return stats
 
 
@@ -322,7 +336,7 @@ def synthesize(dataset: Path, out: Path, profile: Profile, seed: int, query_log:
         if not splits[split]:
             raise BadInput(
                 f"pool '{pool.name}' has no {split} queries: expected human queries with qrels in the pool file, "
-                "synthesis.queries_per_agent above 0 in the profile, or a query log"
+                "synthesis.queries_per_agent above 0 in the profile, or a query log with qrels"
             )
     everything = [example for examples in splits.values() for example in examples]
     label(everything, pool, client)
@@ -343,8 +357,3 @@ def synthesize(dataset: Path, out: Path, profile: Profile, seed: int, query_log:
     partial = out / "stats.partial"
     partial.write_text(json.dumps(stats, indent=1), encoding="utf-8")
     partial.rename(out / "stats.json")
-
-
-def load_splits(folder: Path) -> dict[str, list[Example]]:
-    """The examples of a finished `synthesize` folder."""
-    return {split: read_examples(folder / f"{split}.jsonl") for split in SPLITS}

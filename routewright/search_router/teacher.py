@@ -34,7 +34,6 @@ class IntentLabel(BaseModel):
     number: int
     agents: list[str]
     keywords: list[str]
-    time_expression: str | None
 
 
 class IntentLabels(BaseModel):
@@ -52,11 +51,10 @@ class WrittenQuery:
 
 @dataclass(frozen=True)
 class Label:
-    """What a query asks for on its surface: agents in pool order, words of the query, its time words as written."""
+    """What a query asks for on its surface: agents, most fitting first, and words of the query."""
 
     intent_agents: list[str]
     keywords: list[str]
-    time_expression: str | None
 
 
 def write_queries(
@@ -108,9 +106,8 @@ def label_queries(client: ChatClient, queries: Sequence[str], cards: Mapping[str
         f"You label search queries for a router. {DATA_RULE} The agents are:\n"
         + "\n".join(f"- {json.dumps(name)}: {' '.join(card.split())}" for name, card in cards.items())
         + "\nThe data holds numbered queries, one JSON object a line. For each number give: agents, the names of the "
-        "agents that the query seems meant for, judged by the cards alone, one or at most two; keywords, up to five "
-        "words or phrases copied from the query that say what is sought; time_expression, the words of the query that "
-        "limit the time, copied exactly, or null."
+        "agents that the query seems meant for, judged by the cards alone, one or at most two, most fitting first; "
+        "keywords, up to five words or phrases copied from the query that say what is sought."
     )
     batches = [queries[start : start + QUERIES_A_CALL] for start in range(0, len(queries), QUERIES_A_CALL)]
     questions: list[list[Message]] = []
@@ -138,15 +135,13 @@ def _labels(batch: Sequence[str], answer: Answer[IntentLabels], cards: Mapping[s
     labels: list[Label | None] = []
     for number, query in enumerate(batch, 1):
         label = given.get(number)
-        agents = [name for name in cards if name in label.agents] if label else []
+        agents = [name for name in dict.fromkeys(label.agents) if name in cards] if label else []
         if label is None or not agents:
             labels.append(None)
             continue
         folded = query.casefold()
         keywords = [word.strip() for word in label.keywords if word.strip() and word.strip().casefold() in folded]
-        when = (label.time_expression or "").strip()
-        time_expression = when if when and when.casefold() in folded else None
-        labels.append(Label(agents, list(dict.fromkeys(keywords)), time_expression))
+        labels.append(Label(agents, list(dict.fromkeys(keywords))))
     return labels
 
 

@@ -107,6 +107,7 @@ def judged_query(record: Mapping[str, Any], query: Mapping[str, Any]) -> Judged:
     scores, chosen = record.get("scores") or {}, record["chosen"]
     return Judged(
         id=record["id"], quality=record["metrics"]["ndcg@10"], mismatch=query["mismatch"], slice=query["home"],
+        group=query.get("group"),
         probability=scores.get(chosen), outcome=int(chosen in query["best_agents"]) if chosen in scores else None,
         latency_ms=record["metrics"].get("latency_ms"), cost=record["metrics"].get("cost"),
     )  # fmt: skip

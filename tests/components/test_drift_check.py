@@ -148,6 +148,12 @@ def test_a_router_that_learnt_from_outcomes_passes(quick: None, tmp_path: Path, 
     expected = 1 - float(np.mean([max(entry.outcome.values()) for entry in entries if not entry.explored]))
     assert found.estimate.gain.low <= expected <= found.estimate.gain.high
     assert "is at least -0.05" in found.reason
+    # its value is 1; with outcomes predicted from words and agents the doubly robust interval is no wider
+    dr, ips = found.estimate.dr, found.estimate.ips
+    assert dr is not None
+    assert ips is not None
+    assert dr.low <= 1 <= dr.high
+    assert dr.high - dr.low <= ips.high - ips.low
     assert json.loads((tmp_path / "off-policy.json").read_text()) == found.model_dump()
 
 

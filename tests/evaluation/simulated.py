@@ -46,6 +46,7 @@ def simulate(n: int, seed: int = 0) -> tuple[list[dict[str, Any]], list[dict[str
             agents = AGENTS if row == "all-agents" else [chosen]
             metrics: dict[str, float] = {
                 "ndcg@10": float(np.clip(outcome[chosen] + rng.normal(0, 0.02), 0, 1)),
+                "ndcg@10/routing": outcome[chosen],
                 "agent_f1": 2 * float(best in agents) / (len(agents) + 1),
                 "exact_set": int(agents == [best]),
                 "cost": len(agents),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from routewright.evaluation.clustered import clustered_difference, clustered_mean
+from routewright.evaluation.clustered import clustered_difference, clustered_macro, clustered_mean
 
 
 def test_clustered_intervals_cover_and_those_of_single_episodes_do_not() -> None:
@@ -32,3 +32,18 @@ def test_ratio_and_difference_by_hand() -> None:
     assert (difference.mean, difference.low, difference.n) == (pytest.approx(1 / 3), 0.0, 3)
     with pytest.raises(ValueError, match="same episodes"):
         clustered_difference([1, 1], [1], ["a", "b"], seed=0)
+
+
+def test_macro_by_hand_and_by_whole_groups() -> None:
+    # Home x holds groups a and b, home y group c: means 0.25 and 1.
+    found = clustered_macro([0, 0, 1, 0, 1], ["x", "x", "x", "x", "y"], ["a", "a", "b", "a", "c"], seed=0)
+    assert found.mean == pytest.approx((0.25 + 1) / 2)
+    # Without x in a resample only y is left (1), without y only x; without b the mean is (0 + 1) / 2 or 0.
+    assert (found.low, found.high, found.n) == (0.0, 1.0, 5)
+
+
+def test_macro_of_single_groups_is_as_wide_as_the_normal_one() -> None:
+    rng = np.random.default_rng(0)
+    values, home = rng.normal(0, 1, 400), ["x"] * 200 + ["y"] * 200
+    found = clustered_macro(values, home, list(range(400)), seed=0)
+    assert found.high - found.low == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.1)

@@ -168,10 +168,10 @@ def test_bounds_come_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("margin: two\n", "gates.yaml: margin: Input should be a valid number"),
-        ("magrin: 0.1\n", "gates.yaml: magrin: Extra inputs"),
+        ("margin: two\n", "gates.yaml: margin: expected a valid number"),
+        ("magrin: 0.1\n", "gates.yaml: magrin: unknown key, expected one of margin"),
         ("margin: [\n", "gates.yaml: not YAML"),
-        ("- 1\n", "gates.yaml: content: Input should be a valid dictionary"),
+        ("- 1\n", "gates.yaml: content: expected a mapping"),
         (None, "gates.yaml: cannot be read"),
     ],
 )

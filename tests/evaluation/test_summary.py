@@ -97,6 +97,27 @@ def test_paired_differences_by_hand() -> None:
     assert [d.mean for d in found] == pytest.approx([0.55, 1.0, 0.4, (2 / 3 + 0.2) / 2])
 
 
+def test_queries_about_one_document_are_resampled_together() -> None:
+    queries = [{**_query(str(i), "x", False), "group": f"document {i // 5}"} for i in range(50)]
+    records = [_record("sft", str(i), float(i // 5 % 2), **{"ndcg@10/routing": 0.5}) for i in range(50)]
+    width = {}
+    for name, some in (("grouped", queries), ("single", [{**query, "group": query["id"]} for query in queries])):
+        found = summarise(records, some, seed=0)[0].metrics
+        width[name] = [found[metric].high - found[metric].low for metric in ("ndcg@10", "ndcg@10/match", "ndcg@10/macro")]
+    assert (np.array(width["grouped"]) > 1.8 * np.array(width["single"])).all()  # √5 if all were random
+
+
+def test_the_difference_of_the_agents_alone() -> None:
+    records = [
+        _record(row, name, ndcg, **{"ndcg@10/routing": routing})
+        for row, ndcg, routing in (("sft+rl", 0.9, 0.6), ("cori", 0.7, 0.7))
+        for name in "1234"
+    ]
+    found = paired_differences(records, QUERIES, [("sft+rl", "cori")], ("overall", "routing"), seed=0)
+    assert [(d.subset, d.n) for d in found] == [("overall", 4), ("routing", 4)]
+    assert [d.mean for d in found] == pytest.approx([0.2, -0.1])
+
+
 def test_paired_differences_use_the_queries_both_rows_answered() -> None:
     found = paired_differences(RECORDS[:-1], QUERIES, [("oracle", "sft")], ("overall",), seed=0)
     assert (found[0].n, found[0].mean) == (3, pytest.approx((1.0 + 0.6 + 0.2) / 3))

@@ -89,6 +89,8 @@ agents:
         ("fallback: boats", "fallback: cars",
          "pool.yaml, line 2: fallback: 'cars' is not an agent, expected one of birds, boats"),
         ("boats.jsonl}", "ships.jsonl}", "pool.yaml, line 9: agents[1].search.corpus: no such file ships.jsonl"),
+        ("boats.jsonl}", "birds}", "pool.yaml, line 9: agents[1].search.corpus: birds is a folder, expected a file"),
+        ("corpus: boats.jsonl}", "corpus: 7}", "pool.yaml, line 9: agents[1].search.corpus: expected a path, found 7"),
         ("kind: bm25, corpus: boats", "kind: bm52, corpus: boats",
          "pool.yaml, line 9: agents[1].search.kind: expected bm25 or http"),
         ("card: Boats.", "card: Boats: wooden", "pool.yaml, line 8, column 16: expected YAML, mapping values are not "
@@ -288,6 +290,28 @@ def test_faulty_queries(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "q.jsonl.gz", [{"_id": "1", "text": "x"}, {"_id": "2"}])
     with pytest.raises(BadInput, match=r"q\.jsonl\.gz, line 2: text: expected a text, found nothing"):
         read_queries(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"_id": "2", "text": "a boat \ud83d"}, ""),
+        ({"_id": "2", "text": "a boat", "metadata": {"style": "\ude00"}}, ""),
+        ({"_id": "\ud83d", "text": "a boat"}, " _id:"),
+    ],
+)
+def test_half_a_character_in_a_query(tmp_path: Path, row: dict[str, Any], field: str) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"_id": "1", "text": "whole 😀"}) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(BadInput, match=rf"q\.jsonl, line 2:{field} expected whole characters, found half a surrogate pair$"):
+        read_queries(path)
+
+
+def test_half_a_character_in_a_card(write_pool: WritePool, pool_content: dict[str, Any]) -> None:
+    pool_content["agents"][1]["card"] = "Boats \ud83d"
+    path = write_pool(pool_content)
+    path.write_text(json.dumps(pool_content))  # also YAML
+    assert fault(path).endswith("agents[1].card: expected whole characters, found half a surrogate pair")
 
 
 def test_document_period() -> None:

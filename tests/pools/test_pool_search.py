@@ -320,13 +320,25 @@ def http_pool(write_pool: WritePool, pool_content: dict[str, Any]) -> Callable[.
 
 def test_an_endpoint_answers(http_pool: Callable[..., Pool], endpoint: Endpoint) -> None:
     endpoint.answer = lambda payload: (200, hits_body("a", "b", "a", "c"), 0.0)
-    searches = PoolSearch(http_pool(endpoint.url + "?token=t"))
+    searches = PoolSearch(http_pool(endpoint.url))
     hits = searches.search("remote0", "שלום 🚣 \ud83d", k=2, interval=days("2024-01-01", None))
     assert hits == [Hit("a", 1.0, endpoint.url, "title a", "2024"), Hit("b", 0.5, endpoint.url, "title b", "2024")]
     assert endpoint.received == [{"query": "שלום 🚣 ?", "k": 2, "start": "2024-01-01", "end": None}]
     assert searches.failures == {}
     assert searches.search("remote0", "  ") == []
     assert len(endpoint.received) == 1
+
+
+def test_collections_that_the_url_names_after_a_question_mark(http_pool: Callable[..., Pool], endpoint: Endpoint) -> None:
+    """Equal ids of two collections are two documents, and what the URL carries stays out of the hits."""
+    endpoint.answer = lambda payload: (200, hits_body("1"), 0.0)
+    pool = http_pool(endpoint.url + "?index=a&token=s3cret", endpoint.url + "?index=b&token=s3cret", endpoint.url)
+    lists = PoolSearch(pool).search_many([(f"remote{i}", "x", None) for i in range(3)])
+    corpora = [hit.corpus for hit in fuse(lists)]
+    assert corpora == [pool.corpus_name(f"remote{i}") for i in range(3)]
+    assert len(set(corpora)) == 3
+    assert corpora[2] == endpoint.url
+    assert not any("s3cret" in corpus or "index" in corpus for corpus in corpora)
 
 
 def test_an_endpoint_is_asked_again_after_a_500(http_pool: Callable[..., Pool], endpoint: Endpoint) -> None:

@@ -50,6 +50,21 @@ def test_a_faulty_field(tmp_path: Path, change: dict[str, Any], reason: str) -> 
     assert f"log.jsonl, {reason}" in str(caught.value)
 
 
+def test_half_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(LINE) + "\n" + json.dumps(LINE | {"query": "half a smile \ud83d"}) + "\n")
+    with pytest.raises(BadInput, match=r"log\.jsonl, line 2: Invalid JSON"):
+        read_query_log(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('\ufeff{"query": "x"}\n\ufeff{"query": "y"}\n', encoding="utf-8")
+    with pytest.raises(BadInput, match=r"log\.jsonl, line 2: Invalid JSON"):
+        read_query_log(tmp_path / "log.jsonl")
+    (tmp_path / "log.jsonl").write_text('\ufeff{"query": "x"}\n', encoding="utf-8")
+    assert [entry.query for entry in read_query_log(tmp_path / "log.jsonl")] == ["x"]
+
+
 def test_a_missing_query(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"agents": []}\n')
     with pytest.raises(BadInput, match=r"log\.jsonl, line 1: query: Field required"):

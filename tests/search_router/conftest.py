@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from household import profile_with, write_household
+from household import profile_with, read_splits, write_household
 
 from routewright.config import Profile
 from routewright.pools.fetch import fetch_dataset
 from routewright.pools.pool import Pool, load_pool
 from routewright.search_router.examples import Example
-from routewright.search_router.synthesis import load_splits, synthesize
+from routewright.search_router.synthesis import synthesize
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def examples(dataset: Path, profile: Profile, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def splits(examples: Path) -> dict[str, list[Example]]:
-    return load_splits(examples)
+    return read_splits(examples)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ import numpy as np
 import yaml
 
 from routewright.config import Profile, load_profile
+from routewright.pools.pool import SPLITS
+from routewright.search_router.examples import Example, read_examples
 from routewright.search_router.features import Featurizer
 from routewright.search_router.words import BUCKETS, document_frequencies
 
@@ -103,6 +105,11 @@ def featurizer_of(tokenizer: Any, texts: list[str], cards: dict[str, str]) -> Fe
     """A featurizer whose IDF is that of these texts and that believes nothing about collections."""
     beliefs = np.zeros((BUCKETS, len(cards)), dtype=np.float32)
     return Featurizer(tokenizer, document_frequencies(texts), beliefs, cards)
+
+
+def read_splits(folder: Path) -> dict[str, list[Example]]:
+    """The examples of a finished `synthesize` folder."""
+    return {split: read_examples(folder / f"{split}.jsonl") for split in SPLITS}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

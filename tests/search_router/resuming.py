@@ -30,6 +30,15 @@ def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(History, "on_log", dying)
 
 
+def killed_before_thresholds(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage's module stops once the router is saved, before its thresholds are fitted."""
+
+    def dying(*_: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(stage, "fit_router", dying)
+
+
 def logged_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps that a training really takes, as it takes them."""
     steps: list[int] = []
@@ -45,7 +54,7 @@ def logged_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def same_result(a: Path, b: Path) -> None:
-    """Equal weights, equal history but for its clocks, equal thresholds."""
+    """Equal weights, equal history but for its clocks, equal thresholds and first choices."""
     weights, others = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
     assert weights.keys() == others.keys()
     for name, tensor in weights.items():
@@ -58,5 +67,6 @@ def same_result(a: Path, b: Path) -> None:
     for one, other in zip(*histories, strict=True):
         assert one == pytest.approx(other, abs=1e-4, rel=1e-4)
     descriptions = [json.loads((x / "router.json").read_text()) for x in (a, b)]
+    assert (a / "routes.json").read_text() == (b / "routes.json").read_text()
     for key in ("second", "abstain"):
         assert descriptions[0][key] == pytest.approx(descriptions[1][key], abs=1e-5)

@@ -21,11 +21,12 @@ from routewright.evaluation.summary import SEARCH_ROWS, Difference, Row
 from routewright.pools.pool import Pool
 from routewright.pools.search import PoolSearch
 from routewright.search_router import evaluate as evaluate_module
-from routewright.search_router.evaluate import evaluate, gates, log_odds
+from routewright.search_router.evaluate import Evaluation, added_log_odds, evaluate, gates, log_odds, outcome_lr_weight
 from routewright.search_router.examples import Example, read_examples
+from routewright.search_router.reward import Action
 
 Records = dict[str, dict[str, dict[str, Any]]]
-NDCG = {"ndcg@10", "ndcg@10/mismatch", "ndcg@10/match", "ndcg@10/macro", "ndcg@10/std"}
+NDCG = {"ndcg@10", "ndcg@10/mismatch", "ndcg@10/match", "ndcg@10/macro", "ndcg@10/routing", "ndcg@10/std"}
 SEEN = NDCG | {"agent_f1", "exact_set", "valid", "cost", "agents_per_query"}
 SAID = {"keyword_precision", "date_iou"}
 TIMED = {"latency_ms/mean", "latency_ms/p50", "latency_ms/p99"}
@@ -158,11 +159,34 @@ def test_outcomes_help_where_intent_misleads(means: dict[str, dict[str, float]])
     assert means["intent"]["ndcg@10/match"] > means["intent"]["ndcg@10/mismatch"]
 
 
+def test_routing_is_the_agents_alone(pool: Pool, splits: dict[str, list[Example]], tmp_path: Path) -> None:
+    """It is what the agent returned for the query as it came, whatever keywords and dates the row says."""
+    evaluation = Evaluation(pool, PoolSearch(pool, tmp_path), splits["test"])
+    misled = ("rose", "rose", "rose", "rose", "rose", "rose")
+    evaluation.add("misled", [Action((max(e.outcome, key=lambda n: e.outcome[n]),), misled, None) for e in splits["test"]])
+    for example, record in zip(splits["test"], evaluation.records, strict=True):
+        assert record["metrics"]["ndcg@10/routing"] == pytest.approx(example.best)
+    found = {name: np.mean([r["metrics"][name] for r in evaluation.records]) for name in ("ndcg@10", "ndcg@10/routing")}
+    assert found["ndcg@10"] < found["ndcg@10/routing"]
+
+
+def test_outcome_lr_counts_as_much_as_dev_says(splits: dict[str, list[Example]]) -> None:
+    dev, names = splits["dev"], list(splits["dev"][0].outcome)
+    told = np.array([[example.outcome[name] for name in names] for example in dev]) * 0.8 + 0.1
+    wrong = 1 - told
+    assert outcome_lr_weight(told, wrong, dev, names) == 0.0
+    # Log-odds of σ(told)'s opposite at weight 1 cancel out, only 2 turns the choice round.
+    assert outcome_lr_weight(wrong, told, dev, names) == 2.0
+    np.testing.assert_allclose(added_log_odds(np.array([0.5]), np.array([0.8]), 1.0), [0.8])
+    np.testing.assert_allclose(added_log_odds(np.array([0.8]), np.array([0.2]), 0.5), [2 / 3])
+
+
 def test_queries_are_described(evaluated: Path, splits: dict[str, list[Example]]) -> None:
     rows = read_lines(evaluated / "queries.jsonl")
     assert [row["id"] for row in rows] == [example.id for example in splits["test"]]
     for row, example in zip(rows, splits["test"], strict=True):
         assert row["query"] == example.query
+        assert row["group"] == example.group
         assert row["best_agent"] in row["best_agents"]
         assert row["best_agent"] == max(example.outcome, key=example.outcome.__getitem__)
         assert row["labeller_agent"] == example.intent_agents[0]
@@ -269,7 +293,7 @@ def test_a_prompted_model_has_its_row(
     found = [record for record in again(tmp_path / "out") if record["row"] == "llm:stand-in"]
     assert len(found) == 30
     for record in found:
-        assert record["agents"] == ["garden", "office"]
+        assert record["agents"] == ["office", "garden"]
         assert record["metrics"]["valid"] == 1.0
         assert record["metrics"]["latency_ms"] > 0
         assert "keyword_precision" in record["metrics"]

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in import StandIn, StandInHandler
 
-from routewright.errors import BadInput
-from routewright.pools.pool import Pool
+from routewright.errors import BadInput, StageFailed
+from routewright.pools.pool import Agent, HTTPSearch, Pool
 from routewright.pools.search import PoolSearch
 from routewright.search_router.decision import Interval
 from routewright.search_router.examples import Example, measure_outcomes, read_examples, write_examples
+from routewright.search_router.reward import Action, merged_results
 
 
 def example(**changes: Any) -> Example:
@@ -76,6 +81,44 @@ def test_outcomes_are_each_agents_own_ndcg(pool: Pool) -> None:
     # one of two documents, first: 1 / (1 + 1 / log2 3)
     assert two.outcome["office"] == pytest.approx(1 / (1 + 1 / 1.5849625), abs=1e-6)
     assert nothing.outcome == {"kitchen": 0.0, "garden": 0.0, "office": 0.0}
+
+
+class Flaky(StandInHandler):
+    """A search endpoint that is down while ``up`` is not set, and counts what it is asked."""
+
+    up, asked = False, 0
+
+    def do_POST(self) -> None:
+        payload = json.loads(self.body())
+        type(self).asked += 1
+        found = {"hits": [{"id": "rose-red", "score": 1.0}]}
+        self.send(200, found) if self.up or "rose" in payload["query"] else self.send(404)
+
+
+@pytest.fixture
+def with_remote(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    monkeypatch.setattr(Flaky, "up", False)
+    monkeypatch.setattr(Flaky, "asked", 0)
+    server = StandIn(Flaky)
+    remote = Agent(name="remote", card="Roses.", search=HTTPSearch(kind="http", url=server.url, timeout_s=30))
+    yield replace(pool, agents=[*pool.agents, remote])
+    server.close()
+
+
+def test_a_dead_agent_becomes_no_label(with_remote: Pool, tmp_path: Path) -> None:
+    """And a second try keeps what was answered."""
+    rows = [example(query=f"red {thing}", qrels={"remote": {"rose-red": 1}}) for thing in ("rose", "kettle", "pan", "rose")]
+    search = PoolSearch(with_remote, tmp_path)
+    with pytest.raises(StageFailed, match=r"^agent remote failed on 2 of 3 searches \(status 404, expected 200\): run "):
+        measure_outcomes(rows, with_remote, search)
+    assert not any(row.outcome for row in rows)
+    rose, kettle = (Action(("office", "remote"), (word,), None) for word in ("rose", "kettle"))
+    with pytest.raises(StageFailed, match="agent remote failed on 1 of 2 searches"):
+        merged_results([(rows[0], rose), (rows[2], kettle)], search)
+    Flaky.up, Flaky.asked = True, 0
+    measure_outcomes(rows, with_remote, search)
+    assert [row.outcome["remote"] for row in rows] == [1.0] * 4
+    assert Flaky.asked == 2
 
 
 def test_relevant_documents_are_known_by_their_corpus(pool: Pool) -> None:

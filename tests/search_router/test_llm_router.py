@@ -40,13 +40,14 @@ def test_decision_of_the_model(client, chat_server, pool):
     )
     (made,) = llm_decide(client, pool, [{"query": "ice in March", "reference_date": "2024-05-02"}])
     assert made.decision == Decision(
-        ["art", "sea ice"], "101", ["melting"], date(2024, 3, 1), date(2024, 3, 31), model_version="llm:stand-in"
+        ["sea ice", "art"], "101", ["melting"], date(2024, 3, 1), date(2024, 3, 31), model_version="llm:stand-in"
     )
     assert (made.valid, made.tokens) == (1, 10)
     assert made.latency_ms is not None
     assert made.latency_ms > 0
     (request,) = chat_server.requests
     assert request["messages"][1]["content"].startswith("Reference date: 2024-05-02\n<query-")
+    assert "most fitting first" in request["messages"][0]["content"]
     assert '- "sea ice": About sea ice.' in request["messages"][0]["content"]
     schema = request["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["agents"]["items"]["enum"] == ["art", "law", "sea ice"]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from household import profile_with, read_lines, write_household
-from resuming import Killed, kill_at, logged_steps, same_result
+from household import profile_with, read_lines, write_household, write_lines
+from resuming import Killed, kill_at, killed_before_thresholds, logged_steps, same_result
 from safetensors.torch import load_file
 
 from routewright.config import LoraSection, Profile
@@ -38,6 +38,7 @@ from routewright.search_router.rl import (
     train_rl,
 )
 from routewright.search_router.router import load_model, load_router
+from routewright.search_router.synthesis import synthesize
 
 Train = Callable[..., Path]
 
@@ -255,6 +256,24 @@ def test_the_reward_goes_up(train: Train, rl_folder: Path, profile: Profile, tmp
     assert max(rewards) <= profile.rl.lambda_src + profile.rl.lambda_con + 1e-6
 
 
+def test_a_log_of_outcomes_teaches_what_intent_does_not(
+    sft_folder: Path, splits: dict[str, list[Example]], profile: Profile, tmp_path: Path
+) -> None:
+    """From the log to the router: what looks like the kitchen's goes to the office, which the log says answered."""
+    fetch_dataset(str(write_household(tmp_path / "source", splits=("dev", "test"))), tmp_path / "dataset")
+    lines = [{"query": e.query, "outcome": {e.home: 1.0}} for e in splits["train"]]
+    write_lines(tmp_path / "log.jsonl", lines)
+    synthesize(tmp_path / "dataset", tmp_path / "examples", profile, 0, tmp_path / "log.jsonl")
+    assert not any(e.qrels for e in read_examples(tmp_path / "examples" / "train.jsonl"))
+    train_rl(tmp_path / "dataset", tmp_path / "examples", sft_folder, tmp_path / "rl", profile, 0)
+    misleading = [e for e in splits["train"] + splits["test"] if e.mismatch()]
+    before, after = (
+        np.mean([router.decide(e.query).agents[0] == e.home for e in misleading])
+        for router in (load_router(sft_folder, torch.float32), load_router(tmp_path / "rl", torch.float32))
+    )
+    assert after > max(0.85, before)
+
+
 def test_every_update_is_logged(rl_folder: Path, profile: Profile) -> None:
     history = read_lines(rl_folder / "history.jsonl")
     assert [row["step"] for row in history] == list(range(1, profile.rl.updates(120) + 1))
@@ -310,6 +329,16 @@ def test_a_killed_training_resumes(
     steps = logged_steps(monkeypatch)
     same_result(train(tmp_path, short_profile()), undisturbed)
     assert steps == list(range((step - 1) // 4 * 4 + 1, 17)), "it goes on from the last checkpoint"
+
+
+def test_a_stage_killed_before_its_thresholds_are_fitted_resumes(train: Train, undisturbed: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        killed_before_thresholds(rl, patch)
+        with pytest.raises(Killed):
+            train(tmp_path, short_profile())
+    assert (tmp_path / "router.json").exists()
+    same_result(train(tmp_path, short_profile()), undisturbed)
+    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in undisturbed.iterdir()}
 
 
 def test_adapters_in_bfloat16_without_a_baseline_resume_too(train: Train, tmp_path: Path) -> None:

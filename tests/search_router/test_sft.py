@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from household import profile_with, read_lines
-from resuming import Killed, kill_at, logged_steps, same_result
+from resuming import Killed, kill_at, killed_before_thresholds, logged_steps, same_result
 from safetensors.torch import load_file
 
 from routewright.config import LoraSection, Profile
@@ -143,6 +143,21 @@ def test_a_killed_training_resumes(
     train_sft(dataset, examples, tmp_path, short, seed=0)
     same_result(tmp_path, undisturbed)
     assert steps == list(range((step - 1) // 4 * 4 + 1, 17)), "it goes on from the last checkpoint"
+
+
+def test_a_stage_killed_before_its_thresholds_are_fitted_resumes(
+    undisturbed: Path, dataset: Path, examples: Path, short: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        killed_before_thresholds(sft, patch)
+        with pytest.raises(Killed):
+            train_sft(dataset, examples, tmp_path, short, seed=0)
+    assert (tmp_path / "router.json").exists()
+    steps = logged_steps(monkeypatch)
+    train_sft(dataset, examples, tmp_path, short, seed=0)
+    same_result(tmp_path, undisturbed)
+    assert steps == []
+    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in undisturbed.iterdir()}
 
 
 def test_a_training_killed_twice_and_inside_a_checkpoint(

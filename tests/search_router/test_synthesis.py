@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from household import MISLEADING, documents, profile_with, read_lines, write_household, write_lines
+from household import MISLEADING, documents, profile_with, read_lines, read_splits, write_household, write_lines
 
 from routewright.config import Profile
 from routewright.errors import BadInput
 from routewright.pools.fetch import fetch_dataset
 from routewright.pools.pool import Pool, document_text, load_pool
 from routewright.search_router import synthesis
+from routewright.search_router.baselines import best_single_agent
 from routewright.search_router.examples import Example
 from routewright.search_router.synthesis import (
     DATED_SHARE,
     STYLES,
     assign_splits,
     known_item_query,
-    load_splits,
     logged_queries,
     near_duplicates,
     pool_queries,
@@ -52,7 +52,7 @@ def fetched(source: Path, out: Path) -> Path:
 
 def made(dataset: Path, out: Path, profile: Profile, seed: int = 0, query_log: Path | None = None) -> Splits:
     synthesize(dataset, out, profile, seed, query_log)
-    return load_splits(out)
+    return read_splits(out)
 
 
 @pytest.fixture(scope="module")
@@ -442,6 +442,45 @@ def test_what_a_served_router_logged_is_learnt_from(pool: Pool, write_log: Calla
     assert [(e.query, e.outcome) for e in found] == [("a kettle", {"kitchen": 1.0, "garden": 0.0, "office": 0.0})]
 
 
+def test_an_agent_that_was_not_asked_is_unknown(pool: Pool, write_log: Callable[..., Path]) -> None:
+    """What was asked and is left out counts as 0; of the rest, the log cannot say how it would have done."""
+    asked = {"decision": {"agents": ["garden", "office"]}}
+    found = logged_queries(
+        write_log({"query": "a", "outcome": {"office": 0.9}, **asked}, {"query": "b", "outcome": {"kitchen": 0.5}, **asked}),
+        pool,
+    )
+    assert [e.outcome for e in found] == [{"garden": 0.0, "office": 0.9}, {"kitchen": 0.5, "garden": 0.0, "office": 0.0}]
+    found[0].intent_agents = ["kitchen"]
+    assert not found[0].mismatch()
+    assert best_single_agent(found, pool.names) == "kitchen"
+
+
+def test_qrels_come_before_outcomes_and_grades_of_0_are_none(pool: Pool, write_log: Callable[..., Path]) -> None:
+    nothing = {"kitchen": {"pan-red": 0}, "garden": {}}
+    both, outcome = logged_queries(
+        write_log(
+            {"query": "a", "outcome": {"office": 0.9}, "qrels": {**nothing, "garden": {"rose-red": 2, "hedge-red": 0}}},
+            {"query": "b", "outcome": {"office": 0.9}, "qrels": nothing},
+            {"query": "c", "qrels": nothing},
+        ),
+        pool,
+    )
+    assert (both.qrels, both.outcome) == ({"garden": {"rose-red": 2}}, {}), "measured like any other"
+    assert (outcome.qrels, outcome.outcome["office"]) == ({}, 0.9)
+
+
+def test_what_has_no_qrels_is_never_held_out(bare: Path, write_log: Callable[..., Path], tmp_path: Path) -> None:
+    """No row could answer it: nothing that is searched would be relevant."""
+    entries = [{"query": f"number {i} of the log", "outcome": {"office": 1.0}} for i in range(40)]
+    found = made(bare, tmp_path / "out", profile_with(synthesis={"queries_per_agent": 15}), query_log=write_log(*entries))
+    assert Counter(e.source for e in found["train"])["log"] == 40
+    assert all(e.qrels for e in found["dev"] + found["test"])
+    stats = json.loads((tmp_path / "out" / "stats.json").read_text())["train"]
+    measured = [e for e in found["train"] if e.qrels]
+    assert stats["queries"] == len(measured) + 40
+    assert stats["ndcg@10"]["oracle"] == pytest.approx(np.mean([e.best for e in measured])), "outcomes are no NDCG"
+
+
 def test_equal_logged_queries_are_one_group(pool: Pool, write_log: Callable[..., Path]) -> None:
     one, other = logged_queries(
         write_log({"query": "Red Rose", "outcome": {"office": 1}}, {"query": "red rose", "outcome": {"office": 1}}), pool
@@ -527,7 +566,7 @@ def test_a_teacher_labels_where_one_is_configured(
     def answer(request: dict[str, Any]) -> str:
         lines = request["messages"][1]["content"].split("\n")[1:-1]
         rows = [json.loads(line) for line in lines if line.startswith("{")]
-        label = {"agents": ["garden"], "keywords": ["The"], "time_expression": None}
+        label = {"agents": ["garden"], "keywords": ["The"]}
         return json.dumps({"labels": [{"number": row["number"], **label} for row in rows if row["number"] % 2]})
 
     chat_server.answer = answer

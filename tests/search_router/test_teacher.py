@@ -33,7 +33,7 @@ def written(*pairs):
 
 
 def labelled(request, **changes):
-    """An honest labeller: the first word of a query is its keyword, "today" its time."""
+    """An honest labeller: the first word of a query is its keyword."""
     rows = [json.loads(line) for line in data(request, "queries").splitlines()]
     return json.dumps(
         {
@@ -42,7 +42,6 @@ def labelled(request, **changes):
                     "number": row["number"],
                     "agents": ["storage"],
                     "keywords": row["query"].split()[:1],
-                    "time_expression": "today" if "today" in row["query"] else None,
                     **changes,
                 }
                 for row in rows
@@ -115,11 +114,10 @@ def test_a_document_whose_question_failed_is_counted(client, chat_server, caplog
 def test_labels_come_in_batches_and_in_order(client, chat_server):
     chat_server.answer = labelled
     queries = [f"word{number} in a bucket" for number in range(45)]
-    queries[21] = "files from today"
     labels = label_queries(client, queries, CARDS)
     assert len(chat_server.requests) == 3
     assert [label.keywords[0] for label in labels if label] == [query.split()[0] for query in queries]
-    assert labels[21] == Label(["storage"], ["files"], "today")
+    assert labels[21] == Label(["storage"], ["word21"])
 
 
 def test_the_labeller_sees_queries_and_cards_alone(client, chat_server):
@@ -133,11 +131,11 @@ def test_the_labeller_sees_queries_and_cards_alone(client, chat_server):
 def test_what_is_not_in_the_query_or_the_pool_is_dropped(client, chat_server):
     chat_server.answer = lambda request: labelled(
         request,
-        agents=["compute", "weather", "storage"],
+        agents=["compute", "weather", "storage", "compute"],
         keywords=["Bucket", "invented", " ", "Bucket"],
-        time_expression="last week",
     )
-    assert label_queries(client, ["my bucket"], CARDS) == [Label(["storage", "compute"], ["Bucket"], None)]
+    assert label_queries(client, ["my bucket"], CARDS) == [Label(["compute", "storage"], ["Bucket"])], "in the model's order"
+    assert "most fitting first" in chat_server.requests[0]["messages"][0]["content"]
 
 
 def test_failures_leave_their_queries_unlabelled_and_are_counted(client, chat_server, caplog):
@@ -146,7 +144,7 @@ def test_failures_leave_their_queries_unlabelled_and_are_counted(client, chat_se
         if "word0 " in rows:
             return "no idea"
         if "word20 " in rows:  # leaves out all but one, and that one goes nowhere
-            label = {"number": 1, "agents": ["weather"], "keywords": [], "time_expression": None}
+            label = {"number": 1, "agents": ["weather"], "keywords": []}
             return json.dumps({"labels": [label]})
         return labelled(request)
 
@@ -176,6 +174,6 @@ def test_an_unreachable_teacher_is_bad_input(client, chat_server):
 def test_huge_and_empty_queries_are_labelled(client, chat_server):
     chat_server.answer = labelled
     labels = label_queries(client, ["x" * 100_000, "", "שלום 🙂"], CARDS)
-    assert labels[1] == Label(["storage"], [], None)
-    assert labels[2] == Label(["storage"], ["שלום"], None)
+    assert labels[1] == Label(["storage"], [])
+    assert labels[2] == Label(["storage"], ["שלום"])
     assert len(data(chat_server.requests[0], "queries")) < 2_000
