@@ -2,12 +2,12 @@
 
     export ROUTEWRIGHT_SLM_BASE_URL=http://localhost:8000/v1 ROUTEWRIGHT_SLM_MODEL=Qwen/Qwen2.5-7B-Instruct
     export ROUTEWRIGHT_LLM_BASE_URL=https://api.example.com/v1 ROUTEWRIGHT_LLM_MODEL=big-model OPENAI_API_KEY=...
-    python examples/step_router_agent.py runs/step-router/calibrate --episodes 3 --calls 2
+    python examples/step_router_agent.py runs/step-router/model --episodes 3 --calls 2
 
-The router's folder is what the calibrate stage of `routewright run step-router` writes. Any OpenAI-compatible server
-will do. The small model also grades its own candidates, since the router reads verifier scores; its key, if it needs
-one, is ROUTEWRIGHT_SLM_API_KEY. Ends with the calls, tokens and money of both models. A wrong setting is one sentence
-and exit code 2, a model that fails exit code 1.
+The router's folder is `model` in what `routewright run step-router` writes. Any OpenAI-compatible server will do. The
+small model also grades its own candidates, since the router reads verifier scores; its key, if it needs one, is
+ROUTEWRIGHT_SLM_API_KEY. Ends with the calls, tokens and money of both models. A wrong setting is one sentence and exit
+code 2, a model that fails exit code 1.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("router", type=Path, help="folder that the calibrate stage wrote")
+    parser.add_argument("router", type=Path, help="the trained router: model in the folder that routewright run wrote")
     parser.add_argument("--episodes", type=int, default=1)
     parser.add_argument("--max-steps", type=int, default=10, help="steps an episode")
     parser.add_argument("--calls", type=int, help="most calls of the big model an episode; none given, no limit")

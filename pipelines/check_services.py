@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from components.image import BUILD_IT, is_placeholder
 from pipelines.check import REQUEST_S, Finding
 from routewright.errors import BadInput
 
@@ -95,13 +96,8 @@ def check_image(image: str) -> Finding:
     """The registry has the image's manifest; credentials are those of docker login."""
     what = f"image {image}"
     name, _, digest = image.partition("@")
-    if set(digest.partition(":")[2]) == {"0"}:
-        return Finding(
-            what,
-            False,
-            "is a placeholder",
-            "build it with docker/build.sh, push it, set ROUTEWRIGHT_IMAGE to name@digest",
-        )
+    if is_placeholder(image):
+        return Finding(what, False, "is a placeholder", BUILD_IT)
     registry, repository = registry_of(re.sub(r":[^:/]+$", "", name))
     scheme = "http" if registry.partition(":")[0] in ("localhost", "127.0.0.1") else "https"
     try:

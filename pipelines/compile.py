@@ -10,12 +10,14 @@ import yaml
 from kfp import compiler
 from kfp.dsl.graph_component import GraphComponent
 
+from components.image import IMAGE
 from components.train_job import DISTRIBUTED, SHARDED
 from pipelines.ensemble_router import ensemble_router
 from pipelines.placement import Placement, load_placement, placed, shipped_placements, stages_of
 from pipelines.retrain import retrain
 from pipelines.search_router import search_router
 from pipelines.step_router import step_router
+from pipelines.trainjob import pod_template
 
 PIPELINES: dict[str, GraphComponent] = {
     "search-router": search_router,
@@ -58,7 +60,7 @@ def compile_one(name: str, pipeline: GraphComponent, out: Path) -> Path:
 
 
 def compile_placed(placement: Placement, out: Path) -> list[Path]:
-    """Write the pipelines as that placement has them, with their resources and its claims."""
+    """Write the pipelines as that placement has them, with their resources and its claims, and what makes these writable."""
     folder = out / placement.name
     (folder / "gitops").mkdir(parents=True, exist_ok=True)
     files = []
@@ -68,7 +70,7 @@ def compile_placed(placement: Placement, out: Path) -> list[Path]:
         write_manifests(resources, pipeline_resources(name, placement, file))
         files += [file, resources]
     if placement.claims:
-        write_manifests(folder / "gitops" / "claims.yaml", claims_of(placement))
+        write_manifests(folder / "gitops" / "claims.yaml", [*claims_of(placement), *volume_jobs(placement)])
         files.append(folder / "gitops" / "claims.yaml")
     return files
 
@@ -122,6 +124,35 @@ def claims_of(placement: Placement) -> list[dict[str, object]]:
         }
         for name, claim in placement.claims.items()
     ]
+
+
+def volume_jobs(placement: Placement) -> list[dict[str, object]]:
+    """A Job for each work volume: its pod gives the volume to the group of the steps, and fails if it cannot write there.
+
+    A Job cannot be changed, so its name ends in a hash of what it is.
+    """
+    places = (*placement.stages.values(), placement.defaults)
+    named = {where.work.claim: (where.work.mount, where) for where in places if where.work}
+    found: list[dict[str, object]] = []
+    for claim, (mount, where) in named.items():
+        alone = where.model_copy(update={"volumes": (), "empty_dirs": (), "config_maps": (), "shm": None})
+        amount = {"cpu": "100m", "memory": "64Mi"}
+        template = pod_template(
+            alone,
+            {
+                "name": "writable",
+                "image": IMAGE,
+                "command": ["test", "-w", mount],
+                "resources": {"requests": amount, "limits": dict(amount)},
+            },
+        )
+        template["spec"] |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
+        spec = {"backoffLimit": 2, "template": template}
+        made = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:10]
+        labels = {"app.kubernetes.io/part-of": "routewright"}
+        metadata = {"name": f"{claim[:50]}-{made}", "labels": labels}
+        found.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec})
+    return found
 
 
 def write_manifests(file: Path, manifests: list[dict[str, object]]) -> None:

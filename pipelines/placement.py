@@ -24,8 +24,9 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from components.train_job import NAMESPACE, POD_NAME, POD_UID, TRAIN_JOB
-from pipelines.trainjob import train_job
+from pipelines.trainjob import GROUP, train_job
 from routewright.errors import BadInput
+from routewright.validation import fault
 
 PLACEMENTS = Path(__file__).resolve().parent.parent / "configs" / "placement"
 WORK = "ROUTEWRIGHT_WORK"
@@ -296,7 +297,7 @@ def load_placement(
             {"name": path.stem, **content, "defaults": without_nulls(defaults), "stages": merged}
         )
     except ValidationError as error:
-        raise BadInput(f"{path}: field {fault(error)}") from None
+        raise BadInput(f"{path}: field {fault(error, Placement)}") from None
     check_claims(path, placement)
     return placement
 
@@ -304,13 +305,6 @@ def load_placement(
 def without_nulls(given: dict[str, Any]) -> dict[str, Any]:
     """The fields that are not null: a stage takes a default away by giving null."""
     return {name: value for name, value in given.items() if value is not None}
-
-
-def fault(error: ValidationError) -> str:
-    """The first thing wrong, as "field: what was expected"."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"])) or "content"
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def check_claims(path: Path, placement: Placement) -> None:
@@ -399,7 +393,8 @@ def place(task: dsl.PipelineTask, where: StagePlacement) -> None:
         task.set_env_variable(name, value)
     if where.work:
         task.set_env_variable(WORK, where.work.mount)
-    kubernetes.set_security_context(task, run_as_user=where.run_as_user, run_as_non_root=True)
+    # Without a group, one with a user has group 0; the pod's fsGroup, KFP has no field for (`compile.volume_jobs`).
+    kubernetes.set_security_context(task, run_as_user=where.run_as_user, run_as_group=GROUP, run_as_non_root=True)
     if where.timeout_s:
         kubernetes.set_timeout(task, where.timeout_s)
     choose_nodes(task, where)

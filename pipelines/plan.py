@@ -17,11 +17,13 @@ from typing import Annotated, Any, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from components.image import BUILD_IT, is_placeholder
 from pipelines.compile import PIPELINES, compile_one, pipeline_resources, read_placement
-from pipelines.placement import PLACEMENTS, Placement, StagePlacement, fault, placed
+from pipelines.placement import PLACEMENTS, Placement, StagePlacement, placed
 from routewright.data_versions import parse_source
 from routewright.errors import BadInput
 from routewright.pools.fetch import EMBEDDED
+from routewright.validation import fault
 
 KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "STRING": ("text", (str,)),
@@ -79,6 +81,13 @@ def images(spec: Mapping[str, Any]) -> list[str]:
     return sorted({executor["container"]["image"] for executor in spec["deploymentSpec"]["executors"].values()})
 
 
+def check_images(spec: Mapping[str, Any]) -> None:
+    """BadInput where a stage would wait for a placeholder, which no registry has."""
+    for image in images(spec):
+        if is_placeholder(image):
+            raise BadInput(f"image {image}: is a placeholder, {BUILD_IT}")
+
+
 def dags(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The graphs of a pipeline spec: the root's, and those of conditions, loops and nested pipelines."""
     yield spec["root"]["dag"]
@@ -124,7 +133,7 @@ def typed(name: str, kind: str, value: Any) -> Any:
 
 
 def check_names(pipeline: str, parameters: Mapping[str, Any]) -> None:
-    """BadInput where profile, pool or environment are nothing that a stage takes: a name, a file that it sees, a version.
+    """BadInput where profile, pool, environment or seed are nothing that a stage takes: a name, a file, a version, 0 up.
 
     Files lie where the stages run, so only their paths can be looked at here: in a pod, none is relative.
     """
@@ -140,6 +149,8 @@ def check_names(pipeline: str, parameters: Mapping[str, Any]) -> None:
         expected = f"{', '.join(shipped[name])}, or the absolute path of a file that the stages see"
         version = ", or a version ({repo: …, rev: …, path: …}, s3://…, file:///…)" if versioned else ""
         raise BadInput(f"parameter {name}: expected {expected}{version}, got {value!r}")
+    if parameters.get("seed", 0) < 0:
+        raise BadInput(f"parameter seed: expected a whole number of at least 0, got {parameters['seed']}")
 
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:
@@ -172,7 +183,7 @@ def load_costs(path: Path, stages: Collection[str]) -> Costs:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected YAML with currency and prices") from None
     except ValidationError as error:
-        raise BadInput(f"{path}: field {fault(error)}") from None
+        raise BadInput(f"{path}: field {fault(error, Costs)}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     for stage in costs.hours:
@@ -252,6 +263,8 @@ def plan_lines(made: Compiled, parameters: Mapping[str, Any], costs: Costs | Non
     plans = stage_plans(made, costs)
     yield f"pipeline {made.pipeline}, placement {made.placement.name}, version {made.version}"
     yield f"service account {made.placement.account_for(parameters)}"
+    for image in images(made.spec):
+        yield f"image {image}" + (f" (a placeholder: {BUILD_IT})" if is_placeholder(image) else "")
     yield "parameters"
     yield from (f"  {name} = {json.dumps(value, ensure_ascii=False)}" for name, value in parameters.items())
     yield "stages"

@@ -29,6 +29,10 @@ from routewright import tracking
 from routewright.errors import BadInput, StageFailed
 
 RESULTS = ("summary.json", "report.html")
+# What a run writes beside them; two of the first three show that a folder is a run's.
+WRITTEN = (".lock", "run.log", "stages", "kfp", "model")
+# A pipeline's name and the time it started.
+KFP_FOLDER = "*-20??-??-??-??-??-??-??????"
 # The stages that train a router, and where in their folder it is.
 ROUTER_STAGES = {"rl": "", "calibrate": "", "coevolve": "router"}
 
@@ -39,25 +43,33 @@ def run_local(
     """Run the pipeline with its output under ``out`` and return the folder of each stage by name.
 
     A run that was killed continues where it was when it is repeated with the same ``out``. Raises BadInput with the
-    sentence of a stage that met bad input, or when another run uses ``out``; StageFailed naming a stage that failed.
+    sentence of a stage that met bad input, when another run uses ``out`` or when files there are not a run's;
+    StageFailed naming a stage that failed.
     """
-    with locked(out), (out / "run.log").open("a", encoding="utf-8") as log:
+    key = tracking.settings_hash({"out": str(out.resolve()), "pipeline": name, **arguments})
+    with (
+        locked(out),
+        tracking.pipeline_run(name, key, arguments) as parent,
+        (out / "run.log").open("a", encoding="utf-8") as log,
+        stage_environment(out, parent, console),
+    ):
+        # Only now, as a start that was refused leaves the results of the run before; and none outlives a failure.
+        for result in RESULTS:
+            (out / result).unlink(missing_ok=True)
+        for earlier in (out / "kfp").glob(KFP_FOLDER):
+            shutil.rmtree(earlier, ignore_errors=True)
         events = StageEvents(console, log)
-        key = tracking.settings_hash({"out": str(out.resolve()), "pipeline": name, **arguments})
-        with tracking.pipeline_run(name, key, arguments) as parent, stage_environment(out, parent, console):
-            local.init(
-                local.SubprocessRunner(use_venv=False), pipeline_root=str(out / "kfp"), raise_on_error=True
-            )
-            try:
-                # SubprocessRunner takes an image without "python" in its name for a mistake.
-                with warnings.catch_warnings(), contextlib.redirect_stdout(events):
-                    warnings.simplefilter("ignore", RuntimeWarning)
-                    pipeline(**arguments)
-            except RuntimeError as error:
-                # KFP's own message says only that a task failed; the stage has told why.
-                events.raise_failure(error)
-            finally:
-                events.close()
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(out / "kfp"), raise_on_error=True)
+        try:
+            # SubprocessRunner takes an image without "python" in its name for a mistake.
+            with warnings.catch_warnings(), contextlib.redirect_stdout(events):
+                warnings.simplefilter("ignore", RuntimeWarning)
+                pipeline(**arguments)
+        except RuntimeError as error:
+            # KFP's own message says only that a task failed; the stage has told why.
+            events.raise_failure(error)
+        finally:
+            events.close()
         return events.folders
 
 
@@ -89,10 +101,14 @@ def publish_results(folders: Mapping[str, Path], out: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Make ``out`` and hold it for one run; results of an earlier run are removed, so that none outlives a failure."""
+    """Make ``out`` and hold it for one run; BadInput, and nothing written, where a run would write over somebody's files."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w")
+        there = {file.name for file in out.iterdir()}
+        if len(there.intersection(WRITTEN[:3])) < 2:
+            for name in sorted(there.intersection((*RESULTS, *WRITTEN[1:]))):
+                raise BadInput(f"--out {out}: {name} is there and not from a run; choose another folder, or move it away")
+        lock = (out / ".lock").open("a")
     except OSError as error:
         raise BadInput(f"--out {out}: cannot write there ({error.strerror})") from None
     with lock:
@@ -100,9 +116,6 @@ def locked(out: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput(f"--out {out}: another run is working there; wait for it or choose another folder") from None
-        for result in RESULTS:
-            (out / result).unlink(missing_ok=True)
-        shutil.rmtree(out / "kfp", ignore_errors=True)
         yield
 
 

@@ -21,6 +21,7 @@ from pipelines.endpoint import Conflict, by_name, refusals
 from pipelines.plan import Compiled
 from pipelines.submit import find_experiment, upload
 from routewright.errors import BadInput, StageFailed
+from routewright.validation import fault
 
 if TYPE_CHECKING:
     import kfp
@@ -88,9 +89,7 @@ def load_schedule(path: Path) -> Schedule:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}), expected a YAML file with name, pipeline, …") from None
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        reason = fault["msg"].removeprefix("Value error, ")
-        raise BadInput(f"{path}: {'.'.join(map(str, fault['loc'])) or 'content'}: {reason}") from None
+        raise BadInput(f"{path}: {fault(error, Schedule)}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
 

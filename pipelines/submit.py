@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.endpoint import REQUEST_S, Conflict, Unreachable, by_name, refusals, run_link
-from pipelines.plan import Compiled
+from pipelines.plan import Compiled, check_images
 from routewright.errors import StageFailed
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ Say = Callable[[str], None]
 
 
 def upload(client: kfp.Client, url: str, namespace: str, compiled: Compiled) -> tuple[str, str]:
-    """The ids of the pipeline and of the version that holds ``compiled``; what is there already is not uploaded again."""
+    """The ids of the pipeline and of the version that holds ``compiled``; what is there already is not uploaded again.
+
+    BadInput for a pipeline whose image is a placeholder.
+    """
+    check_images(compiled.spec)
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "pipeline.yaml")
         Path(file).write_text(compiled.text, encoding="utf-8")

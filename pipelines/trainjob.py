@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 # Of the runtime torch-distributed: the job of the training nodes, and the container that trains.
 NODE = "node"
+# That of the images' user. A volume of block storage is root's until a pod with this fsGroup has mounted it.
+GROUP = 10001
 # Accelerate's environment for FSDP; checkpoints are gathered, so that one folder holds all of them.
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -57,6 +59,11 @@ def variables(where: StagePlacement, env: dict[str, str]) -> list[dict[str, Any]
 
 def job_set(where: StagePlacement) -> dict[str, Any]:
     """Where the nodes' pods run, what they mount and as whom."""
+    return {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": pod_template(where, {"name": NODE})}}}]}
+
+
+def pod_template(where: StagePlacement, container: dict[str, Any]) -> dict[str, Any]:
+    """A pod with one container, where the placement says, with what it mounts and as its user."""
     volumes, mounts = volumes_of(where)
     restricted = {
         "allowPrivilegeEscalation": False,
@@ -70,13 +77,13 @@ def job_set(where: StagePlacement) -> dict[str, Any]:
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in where.tolerations],
         "affinity": affinity(where),
         "imagePullSecrets": [{"name": name} for name in where.image_pull_secrets],
+        "securityContext": {"fsGroup": GROUP, "fsGroupChangePolicy": "OnRootMismatch"},
         "volumes": volumes,
-        "containers": [{"name": NODE, "volumeMounts": mounts, "securityContext": restricted}],
+        "containers": [{**container, "volumeMounts": mounts, "securityContext": restricted}],
     }
     # KFP keeps Istio's proxy, which the restricted standard refuses, off its steps; here nobody else does.
     labels = {"sidecar.istio.io/inject": "false", **where.labels}
-    template = {"metadata": {"labels": labels}, "spec": {name: value for name, value in pod.items() if value}}
-    return {"replicatedJobs": [{"name": NODE, "template": {"spec": {"template": template}}}]}
+    return {"metadata": {"labels": labels}, "spec": {name: value for name, value in pod.items() if value}}
 
 
 def volumes_of(where: StagePlacement) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

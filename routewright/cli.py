@@ -152,8 +152,13 @@ def search_arguments(
         from routewright.pools.pool import load_pool
 
         load_pool(Path(pool))
-    if query_log is not None and not query_log.exists():
-        raise BadInput(f"--query-log {query_log}: no such file, expected JSON lines")
+    if query_log is not None:
+        from routewright.pools.decision_log import log_files
+        from routewright.pools.query_log import read_query_log
+
+        if not any(file.is_file() for file in log_files(query_log)):
+            raise BadInput(f"--query-log {query_log}: no such file, expected JSON lines")
+        read_query_log(query_log)
     return {"pool": pool, "profile": profile, "seed": seed, "query_log": str(query_log or "")}
 
 
@@ -246,6 +251,11 @@ def route(
     router = load_router(model)
     with tempfile.TemporaryDirectory() as folder:
         searched = open_pool(pool, Path(folder))
+        if missing := [name for name in router.names if name not in searched.names]:
+            raise BadInput(
+                f"--pool {pool}: it has no agent {missing[0]!r}, expected the pool {router.description.get('pool')!r} that "
+                f"the model {model} was trained on"
+            )
         decision = router.decide(query, reference)
         text, interval = search_query(query, decision.keywords), as_interval(decision)
         search = PoolSearch(searched)

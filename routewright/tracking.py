@@ -75,6 +75,17 @@ def connect() -> None:
     mlflow.set_tracking_uri(uri)
 
 
+def expect_store() -> None:
+    """BadInput where the store is a SQLite file that is not there: to open it would make it, and nothing is in it."""
+    scheme, _, place = tracking_uri().partition(":///")
+    file = Path(place.partition("?")[0])
+    if scheme.startswith("sqlite") and place and not file.exists():
+        raise BadInput(
+            f"{file}: no such file, expected the tracked runs; run this where the models were trained, or set "
+            "MLFLOW_TRACKING_URI"
+        )
+
+
 def reach(uri: str) -> None:
     """One attempt to reach the tracking store at ``uri``; BadInput with the address, without its password."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -64,10 +65,14 @@ def test_version(monkeypatch, capsys) -> None:
         (["route", " ", "--pool", "aws-docs", "--model", "m"], "QUERY: the query is empty"),
         (["route", "q", "--pool", "p", "--model", "m", "--reference-date", "31.5.2024"], "--reference-date 31.5.2024"),
         (["pool", "check", "nowhere.yaml"], "nowhere.yaml"),
+        (["status", "search-router"], "runs/mlflow.db: no such file, expected the tracked runs"),
+        (["rollback", "search-router"], "runs/mlflow.db: no such file"),
+        (["promote", "search-router", "--version", "1"], "runs/mlflow.db: no such file"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, sentence, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert call(monkeypatch, *arguments) == 2
     error = capsys.readouterr().err
     assert sentence in error
@@ -83,6 +88,23 @@ def test_an_environment_is_read_before_anything_is_written(tmp_path, monkeypatch
     for environment, sentence in (("problems.jsonl", "problems.jsonl, line 1"), ("tasks", "expected a task folder")):
         assert call(monkeypatch, *STEP, "--environment", environment) == 2
         assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_query_log_and_the_families_of_a_profile_are_read_before_anything_is_written(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.jsonl").write_text('{"query": "a"}\n{"query": 1}\n')
+    (tmp_path / "empty").mkdir()
+    for log, sentence in (("log.jsonl", "log.jsonl, line 2: query: "), ("empty", "--query-log empty: no such file")):
+        assert call(monkeypatch, *RUN, "--pool", "aws-docs", "--query-log", log) == 2
+        assert sentence in capsys.readouterr().err
+    smoke = (ROOT / "configs" / "ensemble-router" / "smoke.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(re.sub(r"family: \w+", "family: sums", smoke, count=1))
+    assert call(monkeypatch, "run", "ensemble-router", "--profile", "own.yaml", "--out", "out") == 2
+    said = "own.yaml: field tasks.families.0.family: reasoning-gym has no family 'sums', expected one of ab, acre, "
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -164,6 +186,8 @@ def test_route_shows_decision_and_results(tmp_path, monkeypatch, capsys) -> None
     asked = {}
 
     class FakeRouter:
+        names = ("storage", "compute")
+
         def decide(self, query: str, reference_date: date) -> Decision:
             asked["decide"] = (query, reference_date)
             scores = {"storage": 0.93, "compute": 0.12}
@@ -182,7 +206,8 @@ def test_route_shows_decision_and_results(tmp_path, monkeypatch, capsys) -> None
 
     monkeypatch.setattr("routewright.search_router.router.load_router", lambda _: FakeRouter())
     monkeypatch.setattr("routewright.pools.search.PoolSearch", FakeSearch)
-    monkeypatch.setattr(cli, "open_pool", lambda pool, folder: SimpleNamespace(fallback="compute"))
+    opened = SimpleNamespace(fallback="compute", names=["compute", "storage"])
+    monkeypatch.setattr(cli, "open_pool", lambda pool, folder: opened)
     monkeypatch.setattr(sys, "argv", ["routewright", "route", "restore since May", "--pool", "p", "--model", "m",
                                       "--reference-date", "2024-06-30"])  # fmt: skip
     with pytest.raises(SystemExit) as stopped:
@@ -195,3 +220,12 @@ def test_route_shows_decision_and_results(tmp_path, monkeypatch, capsys) -> None
     assert (interval.start, interval.end) == (date(2024, 5, 1), None)
     for part in ("0.93", "0.12", "backup", "2024-05-01 to …", "How to restore", "[bold]Odd[/]", "2024-06-01"):
         assert part in shown
+
+
+def test_route_says_that_the_model_is_another_pool_s(monkeypatch, capsys) -> None:
+    router = SimpleNamespace(names=["storage", "general"], description={"pool": "shop"})
+    monkeypatch.setattr("routewright.search_router.router.load_router", lambda _: router)
+    monkeypatch.setattr(cli, "open_pool", lambda pool, folder: SimpleNamespace(names=["storage", "compute"]))
+    assert call(monkeypatch, "route", "restore", "--pool", "ok.yaml", "--model", "m") == 2
+    said = "--pool ok.yaml: it has no agent 'general', expected the pool 'shop' that the model m was trained on"
+    assert said in capsys.readouterr().err

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from routewright.config import BackboneSection, LoraSection, Section, read_profile
 from routewright.ensemble_router.policy_loss import Normaliser, Ratio
+from routewright.ensemble_router.tasks import Family
 
 RULES = (
     "familiarity", "no-exploration", "no-margin", "last-layer", "half-lambda", "double-lambda", "frozen-router",
@@ -25,7 +26,7 @@ PROFILES = Path(__file__).resolve().parents[2] / "configs" / "ensemble-router"
 class FamilySection(Section):
     """One reasoning-gym family and its parameters."""
 
-    family: str = Field(min_length=1)
+    family: Family
     domain: str = Field("", description="empty: the family's name; needed where a family comes twice")
     parameters: dict[str, Any] = Field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from routewright.ensemble_router.answers import choice_letter, number
 from routewright.ensemble_router.instructions import check_instruction
@@ -18,6 +18,20 @@ from routewright.pools.pool import numbered_lines
 Check = Literal["exact", "number", "math", "choice", "code", "instructions", "reasoning-gym"]
 Split = Literal["train", "dev", "test"]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def known_family(family: str) -> str:
+    """The family itself; ValueError where reasoning-gym has none of that name, BadInput where it is not installed."""
+    try:
+        from reasoning_gym.factory import DATASETS
+    except ImportError:
+        raise BadInput("reasoning-gym is not installed: expected `pip install 'routewright[ensemble]'`") from None
+    if family not in DATASETS:
+        raise ValueError(f"reasoning-gym has no family {family!r}, expected one of {', '.join(sorted(DATASETS))}")
+    return family
+
+
+Family = Annotated[str, AfterValidator(known_family)]
 
 
 class Instruction(BaseModel):
@@ -42,7 +56,7 @@ class Generator(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    family: Text
+    family: Family
     seed: int
     index: Annotated[int, Field(ge=0)]
     parameters: dict[str, Any] = {}
@@ -102,12 +116,9 @@ class Task(BaseModel):
 
 def own_scorer(family: str) -> bool:
     """Whether a reasoning-gym family scores by a rule of its own (several answers may be right)."""
-    try:
-        from reasoning_gym.factory import DATASETS, ProceduralDataset
-    except ImportError:
-        raise BadInput("reasoning-gym is not installed: expected `pip install 'routewright[ensemble]'`") from None
-    if family not in DATASETS:
-        raise ValueError(f"generator.family: reasoning-gym has no family {family!r}")
+    known_family(family)
+    from reasoning_gym.factory import DATASETS, ProceduralDataset
+
     return DATASETS[family][0].score_answer is not ProceduralDataset.score_answer
 
 

@@ -267,9 +267,9 @@ def chat_client_from_environment(cache_dir: Path) -> ChatClient | None:
     url, model = (os.environ.get(name, "").strip() for name in (URL_VARIABLE, MODEL_VARIABLE))
     if not url and not model:
         return None
-    for name, value in ((URL_VARIABLE, url), (MODEL_VARIABLE, model)):
+    for name, value, other in ((URL_VARIABLE, url, MODEL_VARIABLE), (MODEL_VARIABLE, model, URL_VARIABLE)):
         if not value:
-            raise BadInput(f"environment variable {name}: expected a value beside {URL_VARIABLE} and {MODEL_VARIABLE}")
+            raise BadInput(f"environment variable {name}: missing, expected a value beside {other}")
     calls, tokens = _whole_number(CALLS_VARIABLE, MAX_CALLS), _whole_number(TOKENS_VARIABLE, MAX_TOKENS)
     return ChatClient(url, model, cache_dir, max_calls=calls, max_tokens=tokens)
 

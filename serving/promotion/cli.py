@@ -47,6 +47,7 @@ def promote(
     ] = False,
 ) -> None:
     """Judge a trained router against the champion, roll it out in steps and make it the champion. Can be repeated."""
+    from routewright import tracking
     from routewright.errors import BadInput
     from routewright.evaluation.gates import GateBounds, load_bounds
     from serving.promotion import promote as promotion
@@ -55,6 +56,7 @@ def promote(
     if version is not None:
         if run is not None or gates is not None:
             raise BadInput("--version: expected neither --run nor --gates, a registered version has been judged")
+        tracking.expect_store()
         place = out or Path("promotion")
         decision = promote_version(router, str(version), deployment(deploy), place, typer.echo, dry_run)
     elif run is not None:
@@ -77,8 +79,10 @@ def promote(
 @promotion_app.command()
 def rollback(router: RouterArgument, deploy: DeployOption = None) -> None:
     """Give traffic and the alias champion back to the previous version. Can be repeated."""
+    from routewright.tracking import expect_store
     from serving.promotion.promote import roll_back
 
+    expect_store()
     typer.echo(roll_back(router, deployment(deploy), typer.echo))
 
 
@@ -87,8 +91,10 @@ def status(router: RouterArgument, deploy: DeployOption = None) -> None:
     """Show the aliases in MLflow and, with --deploy, what the InferenceService serves; one JSON object."""
     import json
 
+    from routewright.tracking import expect_store
     from serving.promotion.promote import status as found
 
+    expect_store()
     typer.echo(json.dumps(found(router, deployment(deploy)), indent=2))
 
 

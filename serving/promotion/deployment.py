@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from routewright.errors import BadInput
+from routewright.validation import fault
 
 Mode = Literal["Knative", "Standard"]
 LOG_KEY = "ROUTEWRIGHT_LOG_KEY"
@@ -128,9 +129,7 @@ def load_deployment(path: Path) -> Deployment:
             f"{path}: cannot be read ({error.strerror}), expected a YAML file with namespace, service, …"
         ) from None
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        reason = fault["msg"].removeprefix("Value error, ")
-        raise BadInput(f"{path}: {'.'.join(map(str, fault['loc'])) or 'content'}: {reason}") from None
+        raise BadInput(f"{path}: {fault(error, Deployment)}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise BadInput(f"{path}: not YAML ({' '.join(str(error).split())})") from None
 
@@ -140,6 +139,6 @@ def check_size(size: int, deployment: Deployment) -> None:
     if size > deployment.storage_initializer_gib * _GIB:
         raise BadInput(
             f"the model has {size / _GIB:.1f} GiB, more than the storage initializer's memory of "
-            f"{deployment.storage_initializer_gib:g} GiB: raise that limit in KServe's configuration and "
+            f"{deployment.storage_initializer_gib:g} GiB: raise that limit in KServe's ClusterStorageContainer and "
             "storage_initializer_gib in the deployment file"
         )

@@ -32,6 +32,8 @@ CONTAINER = "kserve-container"
 HOME = "/var/lib/routewright"
 """The image's home, the one folder it writes to beside its log."""
 LOGS = "/var/log/routewright"
+GROUP = 10001
+"""That of the image's user."""
 PRE_STOP_S, STOP_S = 10, 60
 """Seconds for which a pod goes on unchanged while routes to it are taken away, and after which it is killed."""
 
@@ -62,6 +64,7 @@ def predictor(deployment: Deployment, router: str, version: str, digest: str, ur
         V1LifecycleHandler,
         V1ObjectFieldSelector,
         V1PersistentVolumeClaimVolumeSource,
+        V1PodSecurityContext,
         V1Probe,
         V1ResourceRequirements,
         V1SeccompProfile,
@@ -117,9 +120,12 @@ def predictor(deployment: Deployment, router: str, version: str, digest: str, ur
         ),
         volume_mounts=mounts,
     )
+    # The log's volume, which is root's on block storage until it is given to a group; Knative takes no such field.
+    owner = V1PodSecurityContext(fs_group=GROUP, fs_group_change_policy="OnRootMismatch")
     spec = kserve_sdk().V1beta1PredictorSpec(
         containers=[container],
         volumes=volumes,
+        security_context=owner if log and standard else None,
         service_account_name=deployment.service_account,
         automount_service_account_token=False,
         node_selector=deployment.node_selector or None,

@@ -126,6 +126,8 @@ def promote(
     description = description_of(router, candidate.model)
     own_version = str(description["model_version"])
     summary = read_summary(candidate.evaluation)
+    if deployment is not None:
+        check_size(sum(file.stat().st_size for file in registry.served_files(candidate.model)), deployment)
     check_cluster(deployment)
     client = registry.registry_client()
     champion = registry.version_at(client, router, registry.CHAMPION)
@@ -258,7 +260,6 @@ def carry_out(
         reason = f"all gates passed: version {version} is the challenger; it is registered and nothing is served"
         return decision.model_copy(update={**update, "outcome": "challenger", "reason": reason})
     if deployment is not None:
-        check_size(sum(file.stat().st_size for file in registry.served_files(candidate.model)), deployment)
         uri = registry.concrete_uri(client, router, version, deployment.volumes)
         manifest = inference_service(deployment, predictor(deployment, router, version, digest, uri))
         rollout = roll_out(connect_cluster(), deployment, manifest, say)

@@ -79,6 +79,12 @@ def test_only_the_server_has_an_entry_point() -> None:
     }  # fmt: skip
 
 
+def test_what_the_shell_tasks_use_is_in_the_images_that_run_them() -> None:
+    for target in TARGETS:
+        installed = [text for text in values(target, "RUN") if re.search(r"apt-get install .*\bgit\b", text)]
+        assert bool(installed) == (target != "serve"), target
+
+
 def test_every_installation_keeps_to_the_constraints() -> None:
     commands = [part for name, text in instructions() if name == "RUN" for part in text.split("&&") if "pip install" in part]
     assert commands

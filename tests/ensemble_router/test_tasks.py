@@ -48,7 +48,10 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
             {**ROW, "check": "reasoning-gym", "answer": None, "generator": {**GENERATOR, "family": "gcd"}},
             "line 2: answer: expected text, gcd",
         ),
-        ({**ROW, "check": "reasoning-gym", "generator": {**GENERATOR, "family": "sums"}}, "has no family 'sums'"),
+        (
+            {**ROW, "check": "reasoning-gym", "generator": {**GENERATOR, "family": "sums"}},
+            "line 2: generator.family: reasoning-gym has no family 'sums', expected one of ab, ",
+        ),
         ({**ROW, "check": "instructions", "instructions": [{"kind": "x:y"}]}, "line 2: instructions.0: instruction 'x:y'"),
         ({**ROW, "check": "vibes"}, "line 2: check: expected 'exact', 'number'"),
         ({**ROW, "anwser": "4"}, "line 2: anwser: Extra inputs are not permitted"),

@@ -261,7 +261,7 @@ def test_wrong_urls_are_refused_unshown(tmp_path, url):
 def test_client_from_environment(chat_server, tmp_path, monkeypatch):
     assert chat_client_from_environment(tmp_path) is None
     monkeypatch.setenv("ROUTEWRIGHT_LLM_BASE_URL", chat_server.url)
-    with pytest.raises(BadInput, match="ROUTEWRIGHT_LLM_MODEL"):
+    with pytest.raises(BadInput, match=r"ROUTEWRIGHT_LLM_MODEL: missing, expected a value beside ROUTEWRIGHT_LLM_BASE_URL$"):
         chat_client_from_environment(tmp_path)
     monkeypatch.setenv("ROUTEWRIGHT_LLM_MODEL", "stand-in")
     monkeypatch.setenv("ROUTEWRIGHT_LLM_MAX_CALLS", "1")

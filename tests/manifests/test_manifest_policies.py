@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from rendering import OVERLAYS, ROOT, ROUTERS, Object, of_kind, overlay, pods, selects
+from rendering import MANIFESTS, OVERLAYS, ROOT, ROUTERS, Object, of_kind, overlay, pods, render, selects
 
 DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|STORE_URI|DATABASE_URI")
@@ -148,6 +150,17 @@ def test_the_namespace_is_restricted(name: str) -> None:
         assert namespace["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] == "restricted"
 
 
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_label_of_a_profile_s_namespace_is_left_to_its_controller(name: str) -> None:
+    resources = overlay(name)
+    account = of_kind(resources, "ServiceAccount")["routewright-pipelines"]
+    assert account["metadata"]["labels"]["app.kubernetes.io/part-of"] == "routewright"
+    (namespace,) = of_kind(resources, "Namespace").values()
+    given = namespace["metadata"]["labels"].get("app.kubernetes.io/part-of")
+    # KFP's policy for its object store, which is the local overlay's too, admits these namespaces.
+    assert given == ("kubeflow-profile" if name == "local" else None)
+
+
 def is_named(peer: Object) -> bool:
     """Whether a peer is somebody: an address block, or pods or a namespace with labels."""
     if "ipBlock" in peer:
@@ -185,11 +198,26 @@ def test_who_may_reach_whom(name: str) -> None:
         }  # fmt: skip
 
     monitored = {"prometheus"} & {"prometheus" for who in policies if who == "to-prometheus"}
-    assert reached(step) == {"dns", "mlflow", "object-store", "pipelines", "kubernetes-api"} | monitored
+    assert reached(step) == {"dns", "mlflow", "object-store", "pipelines", "kubernetes-api", "agents"} | monitored
     assert reached(labels["Deployment mlflow"]) == {"dns", "object-store", "database"}
     assert reached(labels["CronJob mlflow-backup"]) == {"dns", "database"}
     for router in ROUTERS:
         assert reached(labels[f"InferenceService {router}"]) == {"dns", "object-store"}
+
+
+def test_steps_reach_agents_where_a_label_or_the_overlay_says_so(tmp_path: Path) -> None:
+    policy = of_kind(overlay("production"), "NetworkPolicy")["to-agents"]["spec"]
+    (peer,) = policy["egress"][0]["to"]
+    ((label, value),) = peer["namespaceSelector"]["matchLabels"].items()
+    assert f"kubectl label namespace search {label}={value} " in (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    copied = tmp_path / "manifests"
+    shutil.copytree(MANIFESTS, copied)
+    file = copied / "overlays" / "production" / "kustomization.yaml"
+    shown, count = re.subn(r"(?m)^  # ( *)(?=-|patch:|# agents)", r"  \1", file.read_text())
+    assert count == 4
+    file.write_text(shown)
+    (opened,) = of_kind(render(file.parent), "NetworkPolicy")["to-agents"]["spec"]["egress"]
+    assert opened["to"] == [peer, {"ipBlock": {"cidr": "10.0.32.0/24"}}]
 
 
 def verbs_called(code: str, client: str, thing: str) -> set[str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.utils.quantity import parse_quantity
 from rendering import MANIFESTS, OVERLAYS, ROOT, ROUTERS, Object, of_kind, overlay, render
 
-from serving.promotion.deployment import Deployment, load_deployment
+from serving.promotion.deployment import Deployment, check_size, load_deployment
 from serving.promotion.inference_service import DIGEST, MODE, VERSION, inference_service, predictor
 
 ROUTES = [(name, router) for name in OVERLAYS for router in ROUTERS]
@@ -59,6 +60,23 @@ def test_the_ensemble_s_backbone_has_a_gpu_and_cuda_in_production(tmp_path: Path
     build = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
     assert "FROM build-cpu AS build-serve" in build, "the image that serves has no CUDA"
     assert deployment_of(overlay("staging"), "ensemble-router", tmp_path).gpus == 0
+
+
+@pytest.mark.parametrize("name", ["staging", "production"])
+def test_the_files_deploy_what_the_profile_gpu_trains(name: str, tmp_path: Path) -> None:
+    resources = overlay(name)
+    search = deployment_of(resources, "search-router", tmp_path)
+    saved = 1.7 * 2**30  # Qwen3-0.6B with its heads
+    check_size(int(saved), search)
+    assert parse_quantity(search.memory) >= 3 * saved, "read as saved, then turned into float32 where that is faster"
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    (limit,) = re.findall(r"patch clusterstoragecontainer default .*\n.*\"limits\": {\"memory\": \"(\w+)\"}", page)
+    assert parse_quantity(limit) == search.storage_initializer_gib * 2**30
+    if name == "production":
+        ensemble = of_kind(resources, "InferenceService")["ensemble-router"]["spec"]["predictor"]
+        (home,) = ensemble["volumes"]
+        assert parse_quantity(home["emptyDir"]["sizeLimit"]) >= 2 * 8e9, "Qwen3-4B is fetched to it"
+        assert deployment_of(resources, "ensemble-router", tmp_path).home == home["emptyDir"]["sizeLimit"]
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

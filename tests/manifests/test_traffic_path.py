@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 import typer
@@ -42,8 +45,39 @@ def test_what_the_pods_write_is_what_the_stage_reads(name: str) -> None:
     assert log == f"{mount['mountPath']}/$(POD_NAME).jsonl"
     assert SCHEDULE.params["decisions"] == f"{stage.mount}/{mount['subPath']}"
     assert SCHEDULE.params["reference"] == f"{SCHEDULE.params['decisions']}/reference"
-    assert f"cd {mount['mountPath']} && rm -rf reference && mkdir reference" in SECTION
+    assert f"cd {mount['mountPath']}; mkdir -p reference.new" in SECTION
     assert "--epsilon" in container["args"]
+
+
+def test_the_reference_is_what_pods_logged_that_are_gone(tmp_path: Path) -> None:
+    (commands,) = re.findall(r"^(pods=.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+    (tmp_path / "kubectl").write_text(
+        "#!/bin/sh\ncase $1 in\n"
+        "get) echo pod/router-2-x; echo pod/router-2-y ;;\n"
+        'exec) [ "$2 $3 $4 $5" = "router-2-x -c kserve-container --" ] && shift 5 && exec "$@" ;;\nesac\n'
+    )
+    (tmp_path / "kubectl").chmod(0o755)
+    logs = tmp_path / "logs"
+    (logs / "reference").mkdir(parents=True)
+    (logs / "reference" / "router-0.jsonl").write_text("")
+
+    def tidy() -> set[str]:
+        script = commands.replace("/var/log/routewright", str(logs))
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        subprocess.run(["sh", "-euc", script], env={"PATH": path}, check=True)
+        return {file.relative_to(logs).as_posix() for file in logs.rglob("*") if file.is_file()}
+
+    # A pod that logs but has had no traffic for long.
+    living = {f"router-2-{pod}.jsonl{part}" for pod in "xy" for part in ("", ".000001", ".key", ".lock")}
+    for name in living:
+        (logs / name).write_text("")
+        os.utime(logs / name, (0, 0))
+    assert tidy() == living | {"reference/router-0.jsonl"}, "no pod is gone"
+
+    kept = {"router-1.jsonl.key", "router-1.jsonl.lock"}
+    for name in {"router-1.jsonl", "router-1.jsonl.000001", *kept}:
+        (logs / name).write_text("")
+    assert tidy() == living | kept | {"reference/router-1.jsonl", "reference/router-1.jsonl.000001"}
 
 
 def test_the_key_s_secret_is_told_and_made() -> None:

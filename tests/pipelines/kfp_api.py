@@ -8,6 +8,7 @@ stage at every read of it, so nothing depends on the clock.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import email
 import email.policy
 import json
@@ -21,6 +22,9 @@ import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 from stand_in import StandIn, StandInHandler
+
+from components.image import IMAGE
+from pipelines.plan import Compiled
 
 Answer = tuple[int, Any]
 PREFIX = "/apis/v2beta1/"
@@ -284,3 +288,9 @@ class KfpApi(StandIn):
 def known(given: dict[str, Any], names: set[str], what: str) -> None:
     if extra := sorted(given.keys() - names):
         raise Refused(400, f"unknown {what} {extra[0]}")
+
+
+def pushed(made: Compiled) -> Compiled:
+    """The pipeline as if its image were in a registry; that of a checkout is a placeholder, which is not submitted."""
+    text = made.text.replace(IMAGE, "registry.example/train@sha256:" + "1" * 64)
+    return dataclasses.replace(made, text=text, spec=next(yaml.safe_load_all(text)))

@@ -68,7 +68,7 @@ def test_no_task_was_left_out_and_none_runs_as_root(file: Path) -> None:
     pods = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     assert pods.keys() == spec["deploymentSpec"]["executors"].keys()
     for name, pod in pods.items():
-        assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": "10001"}, name
+        assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": "10001", "runAsGroup": "10001"}, name
         assert int(pod["activeDeadlineSeconds"]) > 0
         assert pod["pvcMount"][0]["mountPath"] == "/work"
     bare = load(COMPILED / file.name)[0]
@@ -100,12 +100,34 @@ def test_the_strict_schema_sees_an_unknown_field() -> None:
 
 @pytest.mark.parametrize("file", CLAIMS, ids=name_of)
 def test_a_claim_states_its_storage_class(file: Path) -> None:
-    claims = load(file)
+    claims = [made for made in load(file) if made["kind"] == "PersistentVolumeClaim"]
     assert [claim["metadata"]["name"] for claim in claims] == ["routewright-work"]
     for claim in claims:
         kubernetes_validate.validate(claim, "1.30", strict=True)
         assert claim["spec"]["storageClassName"]
         assert claim["spec"]["resources"]["requests"]["storage"]
+
+
+@pytest.mark.parametrize("file", CLAIMS, ids=name_of)
+def test_a_job_gives_the_work_volume_to_the_group_of_the_steps(file: Path) -> None:
+    claim, job = load(file)
+    kubernetes_validate.validate(job, "1.30", strict=True)
+    steps = load(file.parent.parent / "search-router.yaml")[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    template = job["spec"]["template"]
+    pod = template["spec"]
+    assert pod["securityContext"] == {"fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}
+    assert {step["securityContext"]["runAsGroup"] for step in steps.values()} == {str(pod["securityContext"]["fsGroup"])}
+    (volume,) = pod["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert (container["command"], container["volumeMounts"][0]["mountPath"]) == (["test", "-w", "/work"], "/work")
+    # as the namespace's restricted standard and its quota want it
+    security = container["securityContext"]
+    assert (security["runAsNonRoot"], security["runAsUser"], security["allowPrivilegeEscalation"]) == (True, 10001, False)
+    assert (security["capabilities"], security["seccompProfile"]) == ({"drop": ["ALL"]}, {"type": "RuntimeDefault"})
+    assert container["resources"]["limits"].keys() == {"cpu", "memory"}
+    assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+    assert job["metadata"]["name"].startswith(claim["metadata"]["name"]), "and another one where it is another"
 
 
 def test_a_version_has_another_name_as_soon_as_it_is_another(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_every_task_is_placed_also_in_nested_conditions(tmp_path: Path) -> None:
     assert set(containers) == set(pods) == {"exec-train", "exec-train-2", "exec-judge", "exec-judge-2", "exec-promote"}
     for name, pod in pods.items():
         user = "20000" if "train" in name else "10001"
-        assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": user}
+        assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": "10001"}
         assert pod["podMetadata"] == {"labels": {"team": "routing"}}
         assert pod["imagePullSecret"][0]["secretName"] == "registry"
         (secret,) = pod["secretAsEnv"]
@@ -183,15 +183,16 @@ def with_stage(fields: str, defaults: str = "{}") -> str:
     [
         ("[", "expected a YAML placement"),
         ("hello", "expected a mapping with service_account, defaults and stages"),
-        ("stages: {}", "field service_account: Field required"),
-        ("service_account: a\nstage: {}", "field stage: Extra inputs are not permitted"),
+        ("stages: {}", "field service_account: missing key"),
+        ("service_account: a\nstage: {}", "field stage: unknown key, expected one of name, service_account, "),
         ("service_account: a\nstages: {tarin: {}}", "field stages.tarin: no pipeline has that stage, expected one of judge"),
         ("service_account: a\nstages: {train: 3}", "field stages.train: expected a mapping"),
         ("service_account: a\ndefaults: [1]", "field defaults: expected a mapping"),
-        ("service_account: a\ndefaults: {gpus: 1}", "field defaults.gpus: Extra inputs"),
+        ("service_account: a\ndefaults: {gpus: 1}", "field defaults.gpus: unknown key, expected one of cpu, memory, gpu, "),
         (with_stage("{gpu: {count: 0}}"), "field stages.train.gpu: expected a count of at least 1, found 0"),
-        (with_stage("{gpu: {count: two}}"), "field stages.train.gpu.count: Input should be a valid integer"),
-        (with_stage("{gpu: {number: 1}}"), "field stages.train.gpu.count: Field required"),
+        (with_stage("{gpu: {count: two}}"), "field stages.train.gpu.count: expected a valid integer"),
+        (with_stage("{gpu: {number: 1}}"), "field stages.train.gpu.number: unknown key, expected one of count, type"),
+        (with_stage("{gpu: 1}"), "field stages.train.gpu: expected a mapping, found 1"),
         (
             with_stage("{tolerations: [{key: nvidia.com/gpu, operator: Exists}]}"),
             "field stages.train: gpu: expected a count of at least 1, the stage asks for GPU nodes",
@@ -202,10 +203,10 @@ def with_stage(fields: str, defaults: str = "{}") -> str:
         ),
         (with_stage("{cpu: {request: '4', limit: 500m}}"), "field stages.train.cpu: expected a request of at most"),
         (with_stage("{memory: {request: 2Gi, limit: 2G}}"), "field stages.train.memory: expected a request of at most"),
-        (with_stage("{memory: {limit: 2 GB}}"), "field stages.train.memory.limit: String should match"),
+        (with_stage("{memory: {limit: 2 GB}}"), "field stages.train.memory.limit: expected a text that matches ^[0-9]"),
         (with_stage("{shm: 4Gi, memory: {limit: 4Gi}}"), "shm: expected less than the memory limit 4Gi"),
-        (with_stage("{run_as_user: 0}"), "field stages.train.run_as_user: Input should be greater than or equal to 1"),
-        (with_stage("{run_as_user: routewright}"), "field stages.train.run_as_user: Input should be a valid integer"),
+        (with_stage("{run_as_user: 0}"), "field stages.train.run_as_user: expected greater than or equal to 1"),
+        (with_stage("{run_as_user: routewright}"), "field stages.train.run_as_user: expected a valid integer"),
         (with_stage("{env: {OPENAI_API_KEY: sk-1}}"), "env.OPENAI_API_KEY: expected no secret here"),
         (with_stage("{secrets: [{name: llm, env: {}}]}"), "field stages.train.secrets.0.env: Dictionary should"),
         (
@@ -215,14 +216,14 @@ def with_stage(fields: str, defaults: str = "{}") -> str:
         (with_stage("{config_maps: [{name: a, env: {A: k, B: k}}]}"), "config_maps.0: env: expected each key for one"),
         (with_stage("{config_maps: [{name: a}]}"), "field stages.train.config_maps.0: expected either env or mount"),
         (with_stage("{work: {claim: lost, mount: /work}}"), "field stages.train: claim lost is not under claims"),
-        (with_stage("{work: {claim: work, mount: work}}"), "field stages.train.work.mount: String should match"),
+        (with_stage("{work: {claim: work, mount: work}}"), "field stages.train.work.mount: expected a text that matches ^/"),
         (
             with_stage("{work: {claim: work, mount: /w}, volumes: [{claim: work, mount: /w}]}"),
             "field stages.train: /w is mounted more than once",
         ),
-        ("service_account: a\nclaims: {work: {size: 1Gi}}", "field claims.work.storage_class: Field required"),
+        ("service_account: a\nclaims: {work: {size: 1Gi}}", "field claims.work.storage_class: missing key"),
         (with_stage("{distributed: 2}"), "distributed: expected a work volume"),
-        (with_stage("{distributed: 1}"), "field stages.train.distributed: Input should be greater than or equal to 2"),
+        (with_stage("{distributed: 1}"), "field stages.train.distributed: expected greater than or equal to 2"),
         (with_stage("{}", "{distributed: 2}"), "field defaults.distributed: expected under the stages"),
         (
             "service_account: a\nstages: {judge: {distributed: 2}}",
@@ -258,7 +259,7 @@ def test_a_placement_that_is_not_there_names_the_shipped_ones() -> None:
 
 def test_a_name_that_no_version_can_carry_is_refused(tmp_path: Path) -> None:
     (tmp_path / "My_GPUs.yaml").write_text("service_account: a\n")
-    with pytest.raises(BadInput, match=r"field name: String should match"):
+    with pytest.raises(BadInput, match=r"field name: expected a text that matches"):
         load_placement(str(tmp_path / "My_GPUs.yaml"), STAGES)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,12 +71,59 @@ def test_each_failure_names_its_stage_and_a_repeated_run_continues(wish: Path) -
     assert "first works" in next((out / "kfp").rglob("first/log")).read_text()
 
 
-def test_a_second_run_in_the_same_folder_is_refused_and_old_results_go(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text("old")
-    with locked(tmp_path):
-        assert not (tmp_path / "summary.json").exists()
-        with pytest.raises(BadInput, match="another run is working there"), locked(tmp_path):
-            pass
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(BadInput, match="another run is working there"), locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("name", ["kfp", "model", "report.html", "run.log", "stages", "summary.json"])
+def test_files_that_are_not_from_a_run_are_neither_deleted_nor_written_over(wish: Path, name: str) -> None:
+    own = wish.parent / "out" / name
+    (own / "mine.py").mkdir(parents=True)
+    with pytest.raises(BadInput, match=rf"^--out \S+out: {name} is there and not from a run; choose another folder"):
+        run_toy(wish)
+    assert [path.relative_to(own.parent).as_posix() for path in own.parent.rglob("*")] == [name, f"{name}/mine.py"]
+
+
+def test_a_start_that_is_refused_keeps_the_results_of_the_run_before_and_a_failure_does_not(
+    wish: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = wish.parent / "out"
+    publish_results(run_toy(wish)[0], out)
+    (out / "kfp" / "mine.py").write_text("")
+    with monkeypatch.context() as mistyped:
+        mistyped.setenv("MLFLOW_TRACKING_URI", "nonsense://x")
+        with pytest.raises(BadInput, match="MLflow keeps no runs at nonsense://"):
+            run_toy(wish)
+    assert (out / "report.html").read_text() == "made"
+    assert (out / "summary.json").exists()
+    (first,) = (out / "kfp").glob("toy-*")
+
+    publish_results(run_toy(wish)[0], out)
+    (second,) = (out / "kfp").glob("toy-*")
+    assert first != second, "the artifacts of the last run alone are kept"
+    assert (out / "kfp" / "mine.py").exists()
+
+    wish.write_text("bug")
+    shutil.rmtree(out / "stages")
+    with pytest.raises(StageFailed):
+        run_toy(wish)
+    assert not (out / "report.html").exists()
+    assert not (out / "summary.json").exists()
+
+
+def test_a_start_that_is_refused_in_an_empty_folder_does_not_make_it_a_runs(
+    wish: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = wish.parent / "out"
+    with monkeypatch.context() as mistyped:
+        mistyped.setenv("MLFLOW_TRACKING_URI", "nonsense://x")
+        with pytest.raises(BadInput):
+            run_toy(wish)
+    (out / "summary.json").write_text("mine")
+    with pytest.raises(BadInput, match=r"summary\.json is there and not from a run"):
+        run_toy(wish)
+    assert (out / "summary.json").read_text() == "mine"
 
 
 def test_an_output_folder_that_is_a_file_is_bad_input(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kfp_api import KfpApi
+from kfp_api import KfpApi, pushed
 from typer.testing import CliRunner
 
 from pipelines import plan
@@ -24,7 +24,12 @@ placement: single-gpu
 cron: "0 30 3 * * mon"
 params: {pool: aws-docs, profile: gpu, seed: 3}
 """
-compiled_once = functools.cache(plan.compiled)
+compile_placeholder = plan.compiled
+
+
+@functools.cache
+def compiled_once(pipeline: str, placement: str) -> plan.Compiled:
+    return pushed(compile_placeholder(pipeline, placement))
 
 
 @pytest.fixture
@@ -60,6 +65,13 @@ def recurring(kfp: KfpApi) -> dict[str, Any]:
 
 def writes(kfp: KfpApi) -> list[str]:
     return [request for request in kfp.requests if not request.startswith("GET")]
+
+
+def test_an_image_that_no_registry_has_is_not_scheduled(kfp: KfpApi, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "compiled", compile_placeholder)
+    with pytest.raises(BadInput, match=r"^image \S+@sha256:0{64}: is a placeholder, build it with docker/build.sh"):
+        schedule("apply", file)
+    assert not any(kfp.kept.values())
 
 
 def test_applying_a_file_makes_a_recurring_run_once(kfp: KfpApi, file: Path) -> None:
@@ -173,9 +185,9 @@ def test_every_page_of_schedules_is_listed(kfp: KfpApi, file: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("name: weekly", "name: Weekly run", "schedule.yaml: name: String should match"),
-        ("name: weekly\n", "", "schedule.yaml: name: Field required"),
-        ("cron:", "crom:", "schedule.yaml: crom: Extra inputs are not permitted"),
+        ("name: weekly", "name: Weekly run", "schedule.yaml: name: expected a text that matches"),
+        ("name: weekly\n", "", "schedule.yaml: name: missing key"),
+        ("cron:", "crom:", "schedule.yaml: crom: unknown key, expected one of"),
         ("cron:", "interval_s: 3600\ncron:", "schedule.yaml: content: expected either cron or interval_s"),
         ('cron: "0 30 3 * * mon"\n', "", "schedule.yaml: content: expected either cron or interval_s"),
         ("0 30 3 * * mon", "30 3 * * mon", r"schedule.yaml: cron: expected six fields \(second, minute, .*\), found 5"),

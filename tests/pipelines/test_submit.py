@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from kfp_api import KfpApi
+from kfp_api import KfpApi, pushed
 from typer.testing import CliRunner, Result
 
+from components.image import IMAGE
 from pipelines import plan
 from pipelines.cli import pipelines_app
 from pipelines.plan import assignments, check_names, load_costs, typed, typed_parameters
@@ -41,8 +42,13 @@ stages:
 """
 
 
-# Compiling takes a second, and the same placement makes the same.
-compiled_once = functools.cache(plan.compiled)
+compile_placeholder = plan.compiled
+
+
+@functools.cache
+def compiled_once(pipeline: str, placement: str, cache: bool = False) -> plan.Compiled:
+    """Compiling takes a second, and the same placement makes the same."""
+    return pushed(compile_placeholder(pipeline, placement, cache))
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +88,7 @@ def test_a_dry_run_shows_parameters_stages_and_gpu_hours_without_a_cluster(place
     lines = run(*SEARCH, "--placement", placement, "--param", "seed=7", "--dry-run").stdout.splitlines()
     assert lines[0].startswith("pipeline search-router, placement pools, version search-router-pools-")
     assert lines[1] == "service account trainer"
+    assert lines[2] == "image registry.example/train@sha256:" + "1" * 64
     assert '  pool = "aws-docs"' in lines
     assert "  seed = 7" in lines
     assert "  promote = false" in lines, "a default is shown too"
@@ -120,7 +127,7 @@ def test_gpu_hours_that_nothing_states_are_not_made_up(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ("{currency: EUR, prices: {A100: cheap}}", r"costs.yaml: field prices.A100: .*valid number"),
-        ("{currency: EUR, price: {}}", r"costs.yaml: field prices: Field required"),
+        ("{currency: EUR, price: {}}", r"costs.yaml: field price: unknown key, expected one of currency, prices, hours$"),
         ("{currency: EUR, prices: {}, hours: {train: 1}}", r"field hours.train: no such stage, expected one of sft, rl$"),
         ("[", r"costs.yaml: not YAML"),
         ("{currency: 2026-13-45, prices: {}}", r"costs.yaml: not YAML \(month must be in 1..12\)"),
@@ -183,6 +190,12 @@ def test_a_name_that_no_stage_takes_is_refused_before_anything_is_sent(
         check_names(pipeline, {parameter: value})
 
 
+@pytest.mark.parametrize("pipeline", ["search-router", "step-router", "ensemble-router", "retrain"])
+def test_a_seed_below_zero_is_refused_as_routewright_run_does(pipeline: str) -> None:
+    with pytest.raises(BadInput, match=r"^parameter seed: expected a whole number of at least 0, got -1$"):
+        check_names(pipeline, {"seed": -1})
+
+
 @pytest.mark.parametrize(
     ("pipeline", "parameters"),
     [
@@ -207,6 +220,19 @@ def test_a_wrong_profile_is_bad_input_with_and_without_a_dry_run(placement: str,
         with pytest.raises(BadInput, match=r"^parameter profile: expected gpu, laptop, smoke"):
             run_here(kfp, placement, *more, pipeline=["submit", "search-router", "-p", "pool=aws-docs", "-p", "profile=big"])
     assert kfp.requests == []
+
+
+def test_an_image_that_no_registry_has_is_shown_and_not_submitted(
+    placement: str, kfp: KfpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "compiled", compile_placeholder)
+    lines = run(*SEARCH, "--placement", placement, "--dry-run").stdout.splitlines()
+    assert lines[2].startswith(
+        f"image {IMAGE} (a placeholder: build it with docker/build.sh, push it, set ROUTEWRIGHT_IMAGE"
+    )
+    with pytest.raises(BadInput, match=rf"^image {IMAGE}: is a placeholder, build it with docker/build.sh"):
+        run_here(kfp, placement)
+    assert not any(kfp.kept.values())
 
 
 def test_only_a_run_that_deploys_has_the_account_that_may(placement: str, kfp: KfpApi) -> None:

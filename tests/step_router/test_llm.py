@@ -45,6 +45,12 @@ def client(chat_server, tmp_path, monkeypatch):
     return ChatClient(chat_server.url, "big", tmp_path / "cache", timeout_s=5)
 
 
+def test_the_example_is_told_to_take_the_folder_that_a_run_links_as_its_model():
+    text = EXAMPLE.read_text(encoding="utf-8") + EXAMPLE.with_name("README.md").read_text(encoding="utf-8")
+    (out,) = re.findall(r"^    routewright run step-router .*--out (\S+)$", text, re.MULTILINE)
+    assert re.findall(r"python examples/step_router_agent.py (\S+)", text) == [f"{out}/model"] * 2
+
+
 # --- Teacher
 
 

@@ -86,7 +86,8 @@ def load_problems(path: Path) -> list[Problem]:
     if not path.is_file():
         raise BadInput(f"{path}: no such file, expected programming problems as JSON lines")
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        code = "utf-8-sig"
+        with gzip.open(path, "rt", encoding=code) if path.suffix == ".gz" else path.open(encoding=code) as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError, EOFError, zlib.error):
         raise BadInput(f"{path}: not readable as (gzipped) text, expected JSON lines") from None

@@ -133,6 +133,9 @@ def test_every_replica_logs_to_a_file_of_its_own_that_outlives_it(validator: jso
     mount = {"name": "log", "mountPath": "/var/log/routewright", "subPath": "traffic/search-router"}
     assert mount in container["volumeMounts"]
     assert {"name": "log", "persistentVolumeClaim": {"claimName": "routewright-work"}} in pod["volumes"]
+    assert pod["securityContext"] == {"fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}, "root's on block storage"
+    assert "securityContext" not in pod_of()
+    assert "securityContext" not in pod_of(log=LOG, mode="Knative")
     deployment = Deployment.model_validate({**DEPLOY, "mode": "Standard", "log": LOG})
     validator.validate(inference_service(deployment, pod))
     assert "--log" not in pod_of()["containers"][0]["args"]
@@ -174,10 +177,10 @@ def test_a_model_too_large_for_the_storage_initializer_is_not_deployed() -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image": "serve:latest"}, "deploy.yaml: image: String should match"),
-        ({"mode": "RawDeployment"}, "deploy.yaml: mode: Input should be 'Knative' or 'Standard'"),
+        ({"image": "serve:latest"}, "deploy.yaml: image: expected a text that matches"),
+        ({"mode": "RawDeployment"}, "deploy.yaml: mode: expected 'Knative' or 'Standard'"),
         ({"namespace": "Models"}, "deploy.yaml: namespace: "),
-        ({"replicas": 3}, "deploy.yaml: replicas: Extra inputs"),
+        ({"replicas": 3}, "deploy.yaml: replicas: unknown key, expected one of"),
         ({"canary": {"steps": [5, 25]}}, r"deploy.yaml: canary: expected steps that rise to 100, found \[5, 25\]"),
         ({"canary": {"steps": [50, 5, 100]}}, "deploy.yaml: canary: expected steps that rise to 100"),
         ({"env": {"STORAGE_URI": "s3://other"}}, "deploy.yaml: content: expected no STORAGE_URI in env or secret_env, the"),
@@ -186,18 +189,18 @@ def test_a_model_too_large_for_the_storage_initializer_is_not_deployed() -> None
             {"env": {"HF_TOKEN": "x", "A": "y"}, "secret_env": {"HF_TOKEN": "hub/token"}},
             "deploy.yaml: content: expected HF_TOKEN in env or in secret_env, found it in both",
         ),
-        ({"log": {"claim": "work", "path": "t"}}, "deploy.yaml: log.key: Field required"),
-        ({"log": {**LOG, "path": "/t"}}, "deploy.yaml: log.path: String should match"),
+        ({"log": {"claim": "work", "path": "t"}}, "deploy.yaml: log.key: missing key"),
+        ({"log": {**LOG, "path": "/t"}}, "deploy.yaml: log.path: expected a text that matches"),
         (
             {"log": LOG, "secret_env": {LOG_KEY: "a/b"}},
             "deploy.yaml: content: expected no ROUTEWRIGHT_LOG_KEY in env or secret_env, log sets it",
         ),
         ({"args": ["--log", "x"]}, "deploy.yaml: content: expected log instead of --log in args, or for a collector ROUTEW"),
         ({"args": ["--log", "x"], "log": LOG}, "deploy.yaml: content: expected log instead of --log in args"),
-        ({"tolerations": [{"opertor": "Exists"}]}, "deploy.yaml: tolerations.0.opertor: Extra inputs"),
+        ({"tolerations": [{"opertor": "Exists"}]}, "deploy.yaml: tolerations.0.opertor: unknown key, expected one of"),
         (
             {"canary": {"pages": {"candidate": "ftp://x", "champion": "http://y"}}},
-            "deploy.yaml: canary.pages.candidate: String should match",
+            "deploy.yaml: canary.pages.candidate: expected a text that matches",
         ),
     ],
 )

@@ -78,6 +78,13 @@ def test_a_worse_model_is_refused_with_exit_code_3(store, tmp_path, monkeypatch,
     assert len(store.search_model_versions(f"name = '{NAME}'")) == 1, "what was refused is not registered"
 
 
+def test_a_model_too_large_for_kserve_is_refused_before_anything_is_registered(store, tmp_path, monkeypatch, capsys) -> None:
+    deploy = deploy_file(tmp_path, storage_initializer_gib=1e-9)
+    assert call(monkeypatch, "promote", NAME, "--run", write_search_run(tmp_path / "run"), "--deploy", deploy) == 2
+    assert "more than the storage initializer's memory" in capsys.readouterr().err
+    assert registry.aliases(store, NAME) == {}
+
+
 def same_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take all latencies as measured in one run, as they are where the champion answers again."""
     from serving.promotion import promote

@@ -166,6 +166,13 @@ def test_bad_files(tmp_path: Path, rows: list[Any], told: str) -> None:
         load_problems(write(tmp_path / "problems.jsonl", *rows))
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_problem(tmp_path: Path) -> None:
+    plain = write(tmp_path / "problems.jsonl", MBPP)
+    (tmp_path / "marked.jsonl").write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    (tmp_path / "marked.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
+    assert load_problems(tmp_path / "marked.jsonl") == load_problems(tmp_path / "marked.jsonl.gz") == load_problems(plain)
+
+
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such file"):
         load_problems(tmp_path / "none.jsonl")
