@@ -126,8 +126,7 @@ def promote(
     description = description_of(router, candidate.model)
     own_version = str(description["model_version"])
     summary = read_summary(candidate.evaluation)
-    if deployment is not None:
-        check_size(sum(file.stat().st_size for file in registry.served_files(candidate.model)), deployment)
+    check_model(candidate.model, deployment)
     check_cluster(deployment)
     client = registry.registry_client()
     champion = registry.version_at(client, router, registry.CHAMPION)
@@ -230,6 +229,12 @@ def recorded_evidence(client: MlflowClient, champion: registry.RegisteredVersion
             f"model '{champion.name}' version {champion.version}: its run has no evidence.json to compare with "
             f"({type(error).__name__})"
         ) from None
+
+
+def check_model(model: Path, deployment: Deployment | None) -> None:
+    """`check_size` of the files that a model is served from; nothing without a deployment."""
+    if deployment is not None:
+        check_size(sum(file.stat().st_size for file in registry.served_files(model)), deployment)
 
 
 def carry_out(

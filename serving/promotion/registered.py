@@ -20,6 +20,7 @@ from serving.promotion.promote import (
     carry_out,
     champion_files,
     check_cluster,
+    check_model,
     log_decision,
     show_manifest,
     write_decision,
@@ -52,6 +53,7 @@ def promote_version(
         )
     with champion_files(client, version) as folder:
         candidate = Candidate(router, folder, folder)
+        check_model(folder, deployment)
         if dry_run:
             if deployment is not None:
                 show_manifest(client, candidate, version.digest, deployment, say)

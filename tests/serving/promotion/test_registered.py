@@ -67,6 +67,13 @@ def test_new_settings_of_the_champion_need_no_run_folder(cluster: ApiServer, sto
     assert registry.aliases(store, NAME) == {"champion": "1", "challenger": "2"}
 
 
+def test_a_registered_version_too_large_for_kserve_is_refused(store, served, monkeypatch, capsys) -> None:
+    served.write_text(yaml.safe_dump({**yaml.safe_load(served.read_text()), "storage_initializer_gib": 1e-9}))
+    assert call(monkeypatch, "promote", NAME, "--version", 2, "--deploy", served) == 2
+    assert "more than the storage initializer's memory" in capsys.readouterr().err
+    assert registry.aliases(store, NAME) == {"champion": "1", "challenger": "2"}
+
+
 def test_a_version_that_was_not_judged_against_this_champion(store, served, tmp_path, monkeypatch, capsys) -> None:
     three = write_search_run(tmp_path / "three", "m3")
     assert call(monkeypatch, "promote", NAME, "--run", three) == 0
