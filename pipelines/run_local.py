@@ -106,7 +106,8 @@ def locked(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         there = {file.name for file in out.iterdir()}
         if len(there.intersection(WRITTEN[:3])) < 2:
-            for name in sorted(there.intersection((*RESULTS, *WRITTEN[1:]))):
+            # Not for stages alone: a run keeps to folders of its own there, and takes finished ones up.
+            for name in sorted(there.intersection((*RESULTS, "run.log", "kfp", "model"))):
                 raise BadInput(f"--out {out}: {name} is there and not from a run; choose another folder, or move it away")
         lock = (out / ".lock").open("a")
     except OSError as error:

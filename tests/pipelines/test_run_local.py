@@ -76,7 +76,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("name", ["kfp", "model", "report.html", "run.log", "stages", "summary.json"])
+@pytest.mark.parametrize("name", ["kfp", "model", "report.html", "run.log", "summary.json"])
 def test_files_that_are_not_from_a_run_are_neither_deleted_nor_written_over(wish: Path, name: str) -> None:
     own = wish.parent / "out" / name
     (own / "mine.py").mkdir(parents=True)
