@@ -188,7 +188,9 @@ def _difference_section(differences: Sequence[Difference]) -> Section | None:
     table = table_html(["rows", "queries", "difference", "95 % interval", "verdict", "n"], rows, left=2)
     caption = (
         "NDCG@10 of the first row minus the second on the same queries. An interval on one side of zero is a "
-        "difference that resampling the queries does not undo."
+        "difference that resampling the queries does not undo; those about one document are resampled together. "
+        "macro: every agent weighs the same; routing: the agents alone, searched with the query as it came, without a "
+        "row's keywords and dates."
     )
     return Section("Paired differences", table, caption)
 
