@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipelines.placement import Placement, StagePlacement, quantity
+from pipelines.placement import Placement, StagePlacement
+from pipelines.trainjob import GROUP, WORK_VOLUME
 from routewright.errors import BadInput
+from serving.promotion.pods import quantity
 
 if TYPE_CHECKING:
     from kubernetes.client import V1Node, V1PersistentVolumeClaim
@@ -56,6 +58,7 @@ def check_cluster(
         yield from check_namespace(core, namespace, placement.service_account, placement.promotion_account)
         yield from check_names(core, namespace, asked.values())
         yield from check_claims(core, storage, namespace, placement, asked.values())
+        yield from check_work_volumes(client.BatchV1Api(), namespace, asked.values())
         yield from check_quota(core, namespace, asked)
         yield from check_nodes(core, asked, autoscaled)
     except BadInput as error:
@@ -176,6 +179,29 @@ def claim_finding(
     if found.status.phase != "Bound" and not (found.status.phase == "Pending" and waits):
         return Finding(what, False, f"is {found.status.phase}", "kubectl describe pvc tells why")
     return Finding(what, True, f"{held}, class {storage_class}")
+
+
+def check_work_volumes(batch: Any, namespace: str, asked: Iterable[StagePlacement]) -> Iterator[Finding]:
+    """What the Job that the compiler writes for each work volume found: whether the steps' group can write to it."""
+    found = look("work volumes", batch.list_namespaced_job, namespace)
+    if isinstance(found, Finding):
+        yield found
+        return
+    for claim in sorted({stage.work.claim for stage in asked if stage.work}):
+        what = f"volume {claim}"
+        jobs = [job for job in found.items if (job.metadata.labels or {}).get(WORK_VOLUME) == claim[:63]] if found else []
+        if not jobs:
+            yield Finding(what, None, "not tried, no Job of gitops/claims.yaml is there")
+            continue
+        job = max(jobs, key=lambda job: job.metadata.creation_timestamp)
+        ended = {condition.type for condition in job.status.conditions or () if condition.status == "True"}
+        if "Complete" in ended:
+            yield Finding(what, True, "can be written to")
+        elif "Failed" in ended:
+            mend = f"chown {GROUP}:{GROUP} its folder there, or see kubectl -n {namespace} describe job {job.metadata.name}"
+            yield Finding(what, False, f"cannot be written to by group {GROUP}", mend)
+        else:
+            yield Finding(what, None, f"not tried yet, job {job.metadata.name} has not ended")
 
 
 def check_quota(core: Any, namespace: str, asked: Mapping[str, StagePlacement]) -> Iterator[Finding]:

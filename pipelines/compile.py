@@ -17,7 +17,7 @@ from pipelines.placement import Placement, load_placement, placed, shipped_place
 from pipelines.retrain import retrain
 from pipelines.search_router import search_router
 from pipelines.step_router import step_router
-from pipelines.trainjob import pod_template
+from pipelines.trainjob import WORK_VOLUME, pod_template
 
 PIPELINES: dict[str, GraphComponent] = {
     "search-router": search_router,
@@ -149,7 +149,7 @@ def volume_jobs(placement: Placement) -> list[dict[str, object]]:
         template["spec"] |= {"restartPolicy": "Never", "automountServiceAccountToken": False}
         spec = {"backoffLimit": 2, "template": template}
         made = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:10]
-        labels = {"app.kubernetes.io/part-of": "routewright"}
+        labels = {"app.kubernetes.io/part-of": "routewright", WORK_VOLUME: claim[:63]}
         metadata = {"name": f"{claim[:50]}-{made}", "labels": labels}
         found.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec})
     return found

@@ -10,7 +10,6 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,6 @@ import yaml
 from kfp import dsl, kubernetes
 from kfp.dsl.graph_component import GraphComponent
 from kfp.dsl.pipeline_context import Pipeline
-from kubernetes.utils.quantity import parse_quantity
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,6 +25,7 @@ from components.train_job import NAMESPACE, POD_NAME, POD_UID, TRAIN_JOB
 from pipelines.trainjob import GROUP, train_job
 from routewright.errors import BadInput
 from routewright.validation import fault
+from serving.promotion.pods import THREADS, Cpu, Memory, Toleration, quantity, threads_within
 
 PLACEMENTS = Path(__file__).resolve().parent.parent / "configs" / "placement"
 WORK = "ROUTEWRIGHT_WORK"
@@ -36,8 +35,6 @@ USUAL_GPU_COUNTS, ANY_GPU_COUNT_SINCE = (1, 2, 4, 8, 16), Version("2.17")
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Folder = Annotated[str, Field(pattern=r"^/[^:]*[^:/]$")]
-Cpu = Annotated[str, Field(pattern=r"^([0-9]+|[0-9]+m|[0-9]*\.[0-9]+)$")]
-Memory = Annotated[str, Field(pattern=r"^[0-9]+([EPTGMK]i?)?$")]
 
 
 class _Strict(BaseModel):
@@ -78,21 +75,6 @@ class Gpu(_Strict):
         if self.count not in USUAL_GPU_COUNTS and Version(kfp.__version__) < ANY_GPU_COUNT_SINCE:
             usual = ", ".join(map(str, USUAL_GPU_COUNTS))
             raise ValueError(f"expected a count of {usual}: {self.count} needs kfp {ANY_GPU_COUNT_SINCE} or newer")
-        return self
-
-
-class Toleration(_Strict):
-    key: str | None = None
-    operator: Literal["Equal", "Exists"] = "Equal"
-    value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-
-    @model_validator(mode="after")
-    def _as_the_scheduler_reads_it(self) -> Toleration:
-        if self.operator == "Exists" and self.value is not None:
-            raise ValueError("expected no value with operator Exists")
-        if self.key is None and self.operator != "Exists":
-            raise ValueError("expected a key, or operator Exists for all taints")
         return self
 
 
@@ -243,11 +225,6 @@ def check_keys(env: Mapping[str, str]) -> None:
             raise ValueError(f"env: expected each key for one variable, found {key} for several")
 
 
-def quantity(text: str) -> Decimal:
-    """A Kubernetes quantity as a number."""
-    return Decimal(parse_quantity(text))
-
-
 def shipped_placements() -> list[str]:
     """Names of the placements in configs/placement."""
     return sorted(file.stem for file in PLACEMENTS.glob("*.yaml"))
@@ -389,6 +366,8 @@ def place(task: dsl.PipelineTask, where: StagePlacement) -> None:
             backoff_factor=where.retry.factor,
             backoff_max_duration=f"{where.retry.max_s}s",
         )
+    if where.cpu and where.cpu.limit:
+        task.set_env_variable(THREADS, str(threads_within(where.cpu.limit)))
     for name, value in where.env.items():
         task.set_env_variable(name, value)
     if where.work:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from serving.promotion.pods import THREADS, threads_within
+
 if TYPE_CHECKING:
     from pipelines.placement import FromConfigMap, StagePlacement, Volume
 
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 NODE = "node"
 # That of the images' user. A volume of block storage is root's until a pod with this fsGroup has mounted it.
 GROUP = 10001
+# Label of the Job that makes a volume writable for that group: the claim.
+WORK_VOLUME = "routewright/work-volume"
 # Accelerate's environment for FSDP; checkpoints are gathered, so that one folder holds all of them.
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -30,12 +34,15 @@ def train_job(where: StagePlacement, runtime: str, image: str, env: dict[str, st
     if where.gpu:
         for kind in amounts:
             amounts[kind][where.gpu.type] = str(where.gpu.count)
+    processes = where.gpu.count if where.gpu else 1
+    if where.cpu and where.cpu.limit:
+        env = {THREADS: str(threads_within(where.cpu.limit, processes)), **env}
     spec: dict[str, Any] = {
         "runtimeRef": {"name": runtime},
         "trainer": {
             "image": image,
             "numNodes": where.distributed,
-            "numProcPerNode": where.gpu.count if where.gpu else 1,
+            "numProcPerNode": processes,
             "resourcesPerNode": {kind: found for kind, found in amounts.items() if found},
             "env": variables(where, {**env, **FSDP} if where.sharded else env),
         },

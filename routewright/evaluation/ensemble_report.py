@@ -16,15 +16,15 @@ from routewright.evaluation.report import (
     Section,
     TableRow,
     Tile,
-    _block,
-    _csv,
-    _curve_caption,
-    _curves,
-    _gate_section,
-    _jsonl_gz,
-    _lineage_section,
+    block,
+    csv_bytes,
+    curve_caption,
+    curve_grid,
     downloads_html,
     figure_html,
+    gate_section,
+    jsonl_gz,
+    lineage_section,
     render_page,
     table_html,
 )
@@ -71,12 +71,12 @@ def write_ensemble_report(
         _own_section(results),
         _same_section(results),
         _comparison_section(results),
-        _gate_section(summary),
+        gate_section(summary),
         _domain_section(results),
         _specialisation_section(results),
         _map_section(results),
         *_training_sections(results, histories),
-        _lineage_section(summary, extra["lineage"]),
+        lineage_section(summary, extra["lineage"]),
         _data_section(results, summary, histories),
     ]
     questions = f"{results.questions:,} questions"
@@ -161,7 +161,7 @@ def _table(rows: Sequence[Row], answers: Mapping[str, int] | None = None) -> Mar
         if metric.startswith("latency"):
             return f"{estimate.mean:.2f}"
         interval = f"{estimate.low:.3f}–{estimate.high:.3f}" if metric.startswith("accuracy") else ""
-        return _block("value", format_value(metric, estimate.mean), interval, estimate.mean == best[metric])
+        return block("value", format_value(metric, estimate.mean), interval, estimate.mean == best[metric])
 
     lines = [TableRow([row.name, *(cell(row, metric) for metric in metrics)], mark=row.name == SERVED) for row in rows]
     columns = ["row", *(_SHORT.get(metric, metric) for metric in metrics)]
@@ -201,7 +201,7 @@ def _comparison_cell(found: Comparison | None) -> str | Markup:
         return ""
     d = found.difference
     mark, word, kind = ("▲", "above", "good") if d.low > 0 else ("▼", "below", "bad") if d.high < 0 else ("○", "unclear", "")
-    return _block("difference", _signed(d.mean), _interval(d), mark, word, kind)
+    return block("difference", _signed(d.mean), _interval(d), mark, word, kind)
 
 
 def _comparison_section(results: EnsembleResults) -> Section:
@@ -239,7 +239,7 @@ def _domain_section(results: EnsembleResults) -> Section:
         for domain in domains:
             estimate = row.metrics.get(f"accuracy/{domain}")
             value = "" if estimate is None else format_value("accuracy", estimate.mean)
-            cells.append(_block("value", value, "", estimate is not None and estimate.mean == best[domain]))
+            cells.append(block("value", value, "", estimate is not None and estimate.mean == best[domain]))
         lines.append(TableRow(cells, mark=row.name == SERVED))
     caption = f"Accuracy by domain; out of distribution: {', '.join(results.ood_domains) or 'none'}."
     return Section("By domain", table_html(["row", *domains], lines), caption)
@@ -261,7 +261,7 @@ def _specialisation_section(results: EnsembleResults) -> Section:
         f"domain beyond that of agents and domains alone with p = {told.interaction_p:.3f} (rewards permuted over agents). "
         "Only both together are specialisation: a router may sort domains over agents that are all the same."
     )
-    return Section("Specialisation", _block("grid", figures), caption)
+    return Section("Specialisation", block("grid", figures), caption)
 
 
 def _map_section(results: EnsembleResults) -> Section:
@@ -282,8 +282,8 @@ def _training_sections(results: EnsembleResults, histories: Mapping[str, Sequenc
             )
             for key, title in shown.items()
         ]
-        body = _curves(history, ("reward", "agents_per_query"), f"{rule}-curve") + _block("grid", figures)
-        caption = f"Reward: mean over the step's sampled answers. {_curve_caption(history)}"
+        body = curve_grid(history, ("reward", "agents_per_query"), f"{rule}-curve") + block("grid", figures)
+        caption = f"Reward: mean over the step's sampled answers. {curve_caption(history)}"
         sections.append(Section(f"Training, {rule}", body, caption))
     return sections
 
@@ -300,13 +300,14 @@ def _data_section(
     files = [
         DataFile("results.json", "application/json", results.model_dump_json(indent=1).encode(), "all of this page"),
         DataFile("summary.json", "application/json", summary.model_dump_json(indent=1).encode(), "the run summary"),
-        DataFile("rows.csv", "text/csv", _csv(["row", "metric", *interval], metrics), "every metric of every row"),
-        DataFile("differences.csv", "text/csv", _csv(["a", "b", "ood", *interval, "questions"], differences),
+        DataFile("rows.csv", "text/csv", csv_bytes(["row", "metric", *interval], metrics), "every metric of every row"),
+        DataFile("differences.csv", "text/csv", csv_bytes(["a", "b", "ood", *interval, "questions"], differences),
                  "the paired differences"),
-        DataFile("tau.csv", "text/csv", _csv(["tau", "tokens", "agents", "accuracy", "low", "high"], curve), "the τ sweep"),
+        DataFile("tau.csv", "text/csv", csv_bytes(["tau", "tokens", "agents", "accuracy", "low", "high"], curve),
+                 "the τ sweep"),
     ]  # fmt: skip
     files += [
-        DataFile(f"history-{rule}.jsonl.gz", "application/gzip", _jsonl_gz(history), f"{rule}'s training over steps")
+        DataFile(f"history-{rule}.jsonl.gz", "application/gzip", jsonl_gz(history), f"{rule}'s training over steps")
         for rule, history in histories.items()
     ]
     return Section("Data", downloads_html(files), "Everything on this page, saved from the page itself.")

@@ -33,7 +33,7 @@ _MEASURES = {
 }
 
 
-def _text(label: str) -> str:
+def escaped(label: str) -> str:
     """A label for Plotly, which reads a subset of HTML in every text."""
     return html.escape(label, quote=False)
 
@@ -42,7 +42,8 @@ def _colour(row: str) -> str:
     return {"sft+rl": ACCENT, "sft": SECOND}.get(row, MUTED)
 
 
-def _figure(height: int, **layout: Any) -> go.Figure:
+def blank_figure(height: int, **layout: Any) -> go.Figure:
+    """A figure without data in the page's style, ``height`` in pixels."""
     figure = go.Figure()
     figure.update_layout(
         template="none",
@@ -87,11 +88,11 @@ def _dots(figure: go.Figure, rows: Sequence[Row], metric: str, name: str, colour
                 "line": {"width": 2, "color": [colours[place] for place, _, _ in shown]},
             },
             customdata=[
-                [_text(row.name), f"{estimate.low:.3f}", f"{estimate.high:.3f}", estimate.n]
+                [escaped(row.name), f"{estimate.low:.3f}", f"{estimate.high:.3f}", estimate.n]
                 for _, row, estimate in shown
             ],
             hovertemplate="%{customdata[0]}: %{x:.3f} [%{customdata[1]}, %{customdata[2]}]"
-            "<br>%{customdata[3]} queries<extra>" + _text(name) + "</extra>",
+            "<br>%{customdata[3]} queries<extra>" + escaped(name) + "</extra>",
         )
     )
 
@@ -99,7 +100,7 @@ def _dots(figure: go.Figure, rows: Sequence[Row], metric: str, name: str, colour
 def _row_axis(figure: go.Figure, rows: Sequence[Row]) -> None:
     figure.update_yaxes(
         tickvals=list(range(len(rows))),
-        ticktext=[f"<b>{_text(row.name)}</b>" if row.name == "sft+rl" else _text(row.name) for row in rows],
+        ticktext=[f"<b>{escaped(row.name)}</b>" if row.name == "sft+rl" else escaped(row.name) for row in rows],
         range=[len(rows) - 0.4, -0.6],
         showgrid=False,
     )
@@ -107,7 +108,7 @@ def _row_axis(figure: go.Figure, rows: Sequence[Row]) -> None:
 
 def ndcg_figure(rows: Sequence[Row]) -> go.Figure:
     """NDCG@10 of every row with its 95 % interval, one line a row."""
-    figure = _figure(60 + 32 * len(rows), showlegend=False)
+    figure = blank_figure(60 + 32 * len(rows), showlegend=False)
     _dots(figure, rows, "ndcg@10", "overall", [_colour(row.name) for row in rows], 0.0)
     _row_axis(figure, rows)
     figure.update_xaxes(title_text="NDCG@10, 95 % interval")
@@ -116,7 +117,7 @@ def ndcg_figure(rows: Sequence[Row]) -> go.Figure:
 
 def mismatch_figure(rows: Sequence[Row]) -> go.Figure:
     """NDCG@10 on the mismatch subset and on its complement, two dots a row."""
-    figure = _figure(90 + 38 * len(rows))
+    figure = blank_figure(90 + 38 * len(rows))
     _dots(figure, rows, "ndcg@10/mismatch", "mismatch", [SECOND] * len(rows), -0.16)
     _dots(figure, rows, "ndcg@10/match", "all other queries", [ACCENT] * len(rows), 0.16)
     _row_axis(figure, rows)
@@ -149,9 +150,9 @@ def confusion_figure(counts: np.ndarray, agents: Sequence[str]) -> go.Figure:
     """Heat map of a confusion matrix, each best agent's line in percent of its queries."""
     totals = counts.sum(axis=1, keepdims=True)
     share = np.divide(100.0 * counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
-    labels = [_text(agent) for agent in agents]
+    labels = [escaped(agent) for agent in agents]
     numbers = len(agents) <= 16
-    figure = _figure(120 + 26 * len(agents) if numbers else 640, showlegend=False)
+    figure = blank_figure(120 + 26 * len(agents) if numbers else 640, showlegend=False)
     figure.add_trace(
         go.Heatmap(
             z=share.tolist(),
@@ -191,8 +192,8 @@ def curve_figure(history: Sequence[Mapping[str, Any]], metric: str) -> go.Figure
     steps, values = (list(axis) for axis in zip(*points, strict=True))
     reach = len(values) // 30
     smooth = [float(np.mean(values[max(0, i - reach) : i + reach + 1])) for i in range(len(values))]
-    figure = _figure(220, showlegend=False)
-    label = _text(_MEASURES.get(metric, metric))
+    figure = blank_figure(220, showlegend=False)
+    label = escaped(_MEASURES.get(metric, metric))
     hover = f"step %{{x}}<br>{label} %{{y:.4g}}<extra></extra>"
     raw = {"width": 1, "color": "rgba(59,125,221,0.35)"}
     if reach:
@@ -215,7 +216,7 @@ def curve_figure(history: Sequence[Mapping[str, Any]], metric: str) -> go.Figure
 
 def latency_figure(latencies: Mapping[str, Sequence[float]]) -> go.Figure:
     """Share of decisions faster than a time, one step curve a row; milliseconds on a log axis."""
-    figure = _figure(340)
+    figure = blank_figure(340)
     for index, row in enumerate(row_order(latencies)):
         times = np.sort(np.asarray(latencies[row], dtype=float))
         shares = np.arange(1, times.size + 1) / times.size
@@ -228,13 +229,13 @@ def latency_figure(latencies: Mapping[str, Sequence[float]]) -> go.Figure:
                 x=times.tolist(),
                 y=shares.tolist(),
                 mode="lines",
-                name=_text(row),
+                name=escaped(row),
                 line={
                     "shape": "hv",
                     "width": 3 if row == "sft+rl" else 2,
                     "color": _colour(row) if chosen else _PALETTE[index % len(_PALETTE)],
                 },
-                hovertemplate="%{y:.0%} within %{x:.3g} ms<extra>" + _text(row) + "</extra>",
+                hovertemplate="%{y:.0%} within %{x:.3g} ms<extra>" + escaped(row) + "</extra>",
             )
         )
     for share, label in ((0.5, "p50"), (0.99, "p99")):
@@ -253,7 +254,7 @@ def latency_figure(latencies: Mapping[str, Sequence[float]]) -> go.Figure:
 
 def reliability_figure(predictions: Mapping[str, tuple[Sequence[float], Sequence[int]]]) -> go.Figure:
     """Frequency over predicted probability in 15 equal bins, one line a row; on the diagonal is perfect."""
-    figure = _figure(400)
+    figure = blank_figure(400)
     figure.add_trace(
         go.Scatter(
             x=[0, 1],
@@ -272,112 +273,14 @@ def reliability_figure(predictions: Mapping[str, tuple[Sequence[float], Sequence
                 x=[b.probability for b in bins],
                 y=[b.frequency for b in bins],
                 mode="lines+markers",
-                name=_text(row),
+                name=escaped(row),
                 line={"width": 1.5, "color": _colour(row)},
                 marker={"size": [5 + 15 * float(np.sqrt(b.n / total)) for b in bins], "color": _colour(row)},
                 customdata=[b.n for b in bins],
-                hovertemplate="said %{x:.2f}, was %{y:.2f}<br>%{customdata} cases<extra>" + _text(row) + "</extra>",
+                hovertemplate="said %{x:.2f}, was %{y:.2f}<br>%{customdata} cases<extra>" + escaped(row) + "</extra>",
             )
         )
     figure.update_xaxes(title_text="predicted probability", range=[-0.02, 1.02])
     figure.update_yaxes(title_text="observed share", range=[-0.04, 1.04])
     figure.update_layout(margin={"t": 34})
-    return figure
-
-
-_STEP_STYLES = {
-    "risk": (ACCENT, "solid"), "risk-no-cvar": (ACCENT, "dash"), "risk-no-jsd": (ACCENT, "dot"),
-    "entropy": (SECOND, "solid"), "verifier": ("#2a9d8f", "solid"), "query-level": ("#9b6dd6", "solid"),
-    "failure-risk": ("#b07c2a", "solid"), "failure-no-cvar": ("#b07c2a", "dash"),
-    "time": ("#c2577a", "solid"), "repeat": ("#6b8e23", "solid"), "random-matched": (MUTED, "dash"),
-}  # fmt: skip
-
-
-def frontier_figure(
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    references: Mapping[str, tuple[float, float]],
-    operating: tuple[float, float],
-) -> go.Figure:
-    """Success against escalation, points (escalation, success): a line a router, references and the operating point."""
-    figure = _figure(560)
-    # The router under test is drawn last, over the others.
-    for row in sorted(row_order(curves), key=lambda name: name == "risk"):
-        colour, dash = _STEP_STYLES.get(row, (MUTED, "solid"))
-        figure.add_trace(
-            go.Scatter(
-                x=[x for x, _ in curves[row]],
-                y=[y for _, y in curves[row]],
-                mode="lines+markers",
-                name=_text(row),
-                line={"width": 3 if row == "risk" else 1.5, "color": colour, "dash": dash},
-                marker={"size": 6 if row == "risk" else 4, "color": colour},
-                hovertemplate="%{y:.3f} at %{x:.1%}<extra>" + _text(row) + "</extra>",
-            )
-        )
-    marks = [(row, place, "circle-open", 11, MUTED) for row, place in references.items()]
-    for name, (x, y), symbol, size, colour in [*marks, ("risk at its threshold", operating, "diamond", 14, ACCENT)]:
-        figure.add_trace(
-            go.Scatter(
-                x=[x],
-                y=[y],
-                mode="markers" if name.startswith("risk") else "markers+text",
-                name=_text(name),
-                text=[_text(name)],
-                textposition={"slm": "bottom right", "llm": "bottom left"}.get(name, "middle right"),
-                marker={"size": size, "symbol": symbol, "color": colour, "line": {"width": 2, "color": colour}},
-                hovertemplate=f"{_text(name)}: %{{y:.3f}} at %{{x:.1%}}<extra></extra>",
-                showlegend=name.startswith("risk"),
-            )
-        )
-    figure.update_xaxes(title_text="escalation: share of steps that the LLM takes", tickformat=".0%", range=[-0.03, 1.03])
-    figure.update_yaxes(title_text="success")
-    figure.update_layout(legend={"y": -0.16, "yanchor": "top"})
-    return figure
-
-
-def risk_reliability_figure(bins: Mapping[str, Sequence[tuple[float, float, int]]]) -> go.Figure:
-    """Failure frequency over predicted risk, bins (probability, frequency, n), one line a row; the diagonal is perfect."""
-    figure = _figure(400)
-    figure.add_trace(
-        go.Scatter(x=[0, 1], y=[0, 1], mode="lines", line={"dash": "dot", "width": 1, "color": MUTED}, name="perfect",
-                   hoverinfo="skip")
-    )  # fmt: skip
-    for row in row_order(bins):
-        colour, dash = _STEP_STYLES.get(row, (MUTED, "solid"))
-        total = sum(n for _, _, n in bins[row])
-        figure.add_trace(
-            go.Scatter(
-                x=[probability for probability, _, _ in bins[row]],
-                y=[frequency for _, frequency, _ in bins[row]],
-                mode="lines+markers",
-                name=_text(row),
-                line={"width": 1.5, "color": colour, "dash": dash},
-                marker={"size": [5 + 15 * float(np.sqrt(n / total)) for _, _, n in bins[row]], "color": colour},
-                customdata=[n for _, _, n in bins[row]],
-                hovertemplate="said %{x:.2f}, was %{y:.2f}<br>%{customdata} steps<extra>" + _text(row) + "</extra>",
-            )
-        )
-    figure.update_xaxes(title_text="predicted risk", range=[-0.02, 1.02])
-    figure.update_yaxes(title_text="share that failed", range=[-0.04, 1.04])
-    figure.update_layout(margin={"t": 34})
-    return figure
-
-
-def importance_figure(changes: Mapping[str, tuple[float, float]], label: str) -> go.Figure:
-    """Bars (mean, standard deviation over repeats), one a feature, the largest on top."""
-    names = sorted(changes, key=lambda name: changes[name][0])
-    figure = _figure(60 + 22 * len(names), showlegend=False)
-    figure.add_trace(
-        go.Bar(
-            x=[changes[name][0] for name in names],
-            y=[_text(name) for name in names],
-            orientation="h",
-            marker={"color": ACCENT},
-            error_x={"type": "data", "array": [changes[name][1] for name in names], "thickness": 1.5, "width": 0,
-                     "color": MUTED},
-            hovertemplate="%{y}: %{x:.4f}<extra></extra>",
-        )
-    )  # fmt: skip
-    figure.update_xaxes(title_text=_text(label))
-    figure.update_yaxes(showgrid=False, type="category")
     return figure

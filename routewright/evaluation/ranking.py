@@ -5,10 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from operator import mul
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
 
 DocumentKey = tuple[str, str]
 """A document: (corpus, doc id); two corpora may use the same id for different documents."""
@@ -22,8 +18,8 @@ def ndcg_at_10(ranked: Sequence[DocumentKey], relevant: Mapping[DocumentKey, flo
 
     ``ranked`` is best first and holds a document once (else ValueError). ``relevant`` maps the documents of all agents
     to grades; grades of 0 and below gain nothing. Without any relevant document the value is 0, as in trec_eval.
-    Linear gain (Järvelin and Kekäläinen 2002, as trec_eval's ``ndcg_cut``); equals ``ndcg_many``, which asks
-    ir_measures, and is lean because a reward calls it for every sample.
+    Linear gain (Järvelin and Kekäläinen 2002, as trec_eval's ``ndcg_cut``); our own because a reward calls it for every
+    sample, which is too often for ir_measures; a test holds it to that.
     """
     top = ranked[:_DEPTH]
     if len(set(top)) < len(top):
@@ -33,35 +29,6 @@ def ndcg_at_10(ranked: Sequence[DocumentKey], relevant: Mapping[DocumentKey, flo
         return 0.0
     gains = (max(relevant.get(document, 0), 0) for document in top)
     return sum(map(mul, gains, _DISCOUNT)) / sum(map(mul, grades, _DISCOUNT))
-
-
-def ndcg_many(ranked: Sequence[Sequence[DocumentKey]], relevant: Sequence[Mapping[DocumentKey, int]]) -> np.ndarray:
-    """NDCG@10 of many lists by ir_measures (trec_eval), shape (queries,), in the order given.
-
-    ``ranked[i]`` and ``relevant[i]`` belong together; grades are integers; an empty list or a query without relevant
-    documents gets 0. ValueError where the lengths differ.
-    """
-    import ir_measures
-    import numpy as np
-
-    if len(ranked) != len(relevant):
-        raise ValueError(f"got {len(ranked)} ranked lists but {len(relevant)} sets of relevant documents")
-    # trec_eval wants one string a document; repr keeps ("a b", "c") and ("a", "b c") apart.
-    qrels = [
-        ir_measures.Qrel(str(query), repr(document), grade)
-        for query, grades in enumerate(relevant)
-        for document, grade in grades.items()
-    ]
-    run = [
-        ir_measures.ScoredDoc(str(query), repr(document), float(-rank))
-        for query, documents in enumerate(ranked)
-        for rank, document in enumerate(documents)
-    ]
-    values = np.zeros(len(ranked))
-    if qrels and run:
-        for metric in ir_measures.iter_calc([ir_measures.nDCG @ _DEPTH], qrels, run):
-            values[int(metric.query_id)] = metric.value
-    return values
 
 
 def agent_f1(chosen: Collection[str], best: Collection[str]) -> float:

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from markupsafe import Markup
 
-from routewright.evaluation import plots
+from routewright.evaluation import step_plots
 from routewright.evaluation.bootstrap import Estimate
 from routewright.evaluation.report import (
     DataFile,
     Section,
     TableRow,
     Tile,
-    _block,
-    _csv,
-    _curve_caption,
-    _curves,
-    _gate_section,
-    _jsonl_gz,
-    _lineage_section,
+    block,
+    csv_bytes,
+    curve_caption,
+    curve_grid,
     downloads_html,
     figure_html,
+    gate_section,
+    jsonl_gz,
+    lineage_section,
     render_page,
     table_html,
 )
@@ -99,7 +99,7 @@ def write_step_report(
         _importance_section(results),
         _ablation_section(results),
         *_training_sections(histories),
-        _lineage_section(summary, extra["lineage"]),
+        lineage_section(summary, extra["lineage"]),
         _data_section(results, summary, histories),
     ]
     page = render_page(
@@ -137,7 +137,7 @@ def _signed(value: float, digits: int = 3) -> str:
 def _estimate_cell(estimate: Estimate | None, digits: int = 3, bold: bool = False) -> Markup | str:
     if estimate is None:
         return ""
-    return _block("value", _signed(estimate.mean, digits), _interval(estimate, digits), bold)
+    return block("value", _signed(estimate.mean, digits), _interval(estimate, digits), bold)
 
 
 def _tiles(results: StepResults) -> list[Tile]:
@@ -163,7 +163,7 @@ def _frontier_section(results: StepResults) -> Section:
         return rows[name].metrics["escalation"].mean, rows[name].metrics["success"].mean
 
     curves = {f.row: [(p.escalation, p.success) for p in f.points] for f in results.frontiers}
-    figure = plots.frontier_figure(curves, {name: place(name) for name in ("slm", "llm", "oracle")}, place("risk"))
+    figure = step_plots.frontier_figure(curves, {name: place(name) for name in ("slm", "llm", "oracle")}, place("risk"))
     caption = (
         "Every line runs from the small model alone to the LLM alone; a higher line buys more success with the same "
         "escalation. Each dot is one threshold, played anew from the first step to the last. The oracle gives the LLM "
@@ -188,7 +188,7 @@ def _rows_section(results: StepResults) -> Section:
             return ""
         interval = f"{estimate.low:.3f}–{estimate.high:.3f}" if metric == "success" else ""
         bold = row.name not in REFERENCES and estimate.mean == best[metric]
-        return _block("value", format_value(metric, estimate.mean), interval, bold)
+        return block("value", format_value(metric, estimate.mean), interval, bold)
 
     lines = [TableRow([row.name, *(cell(row, m) for m in metrics)], mark=row.name == "risk") for row in results.rows]
     columns = ["row", *(_SHORT.get(metric, metric) for metric in metrics)]
@@ -211,7 +211,7 @@ def _comparison_cell(found: Comparison | None) -> str | Markup:
     mark, word = ("▲", "above") if d.low > 0 else ("▼", "below") if d.high < 0 else ("○", "unclear")
     kind = "" if word == "unclear" else "good" if (word == "below") == below_is_good else "bad"
     text = _signed(d.mean) if d.mean <= 0 else f"+{_signed(d.mean)}"
-    return _block("difference", text, _interval(d), mark, word, kind)
+    return block("difference", text, _interval(d), mark, word, kind)
 
 
 def _compared(results: StepResults, b: str, at: str, a: str = "risk") -> Comparison | None:
@@ -256,7 +256,7 @@ def _target_section(results: StepResults) -> Section:
 
 
 def _gates(summary: Summary) -> Section | None:
-    section = _gate_section(summary)
+    section = gate_section(summary)
     return None if section is None else replace(section, caption=f"{section.caption} {HINDSIGHT}")
 
 
@@ -284,7 +284,7 @@ def _worst_section(results: StepResults) -> Section:
 def _calibration_section(results: StepResults) -> Section | None:
     if not results.calibration:
         return None
-    figure = plots.risk_reliability_figure(
+    figure = step_plots.risk_reliability_figure(
         {c.row: [(b.probability, b.frequency, b.n) for b in c.bins] for c in results.calibration}
     )
     steps = list(dict.fromkeys(auc.step for c in results.calibration for auc in c.auc))
@@ -341,7 +341,7 @@ def _importance_section(results: StepResults) -> Section | None:
     figures = [
         figure_html(
             f"importance-{metric}",
-            plots.importance_figure(
+            step_plots.importance_figure(
                 {i.feature: (i.auc, i.auc_std) if metric == "auc" else (i.brier, i.brier_std) for i in results.importance},
                 label,
             ),
@@ -353,7 +353,7 @@ def _importance_section(results: StepResults) -> Section | None:
         "How much worse the risk gets when one feature is shuffled over all steps; whiskers: standard deviation over "
         "repeats. Two features that say the same hide one another."
     )
-    return Section("Which features count", _block("grid", figures), caption)
+    return Section("Which features count", block("grid", figures), caption)
 
 
 def _ablation_section(results: StepResults) -> Section | None:
@@ -388,7 +388,7 @@ def _ablation_section(results: StepResults) -> Section | None:
 
 def _training_sections(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Section]:
     return [
-        Section(title, _curves(history, metrics, f"{stage}-curve"), f"{caption} {_curve_caption(history)}")
+        Section(title, curve_grid(history, metrics, f"{stage}-curve"), f"{caption} {curve_caption(history)}")
         for stage, (title, metrics, caption) in _CURVES.items()
         if (history := histories.get(stage))
     ]
@@ -413,13 +413,13 @@ def _data_section(
     files = [
         DataFile("results.json", "application/json", results.model_dump_json(indent=1).encode(), "all of this page"),
         DataFile("summary.json", "application/json", summary.model_dump_json(indent=1).encode(), "the run summary"),
-        DataFile("rows.csv", "text/csv", _csv(["row", "metric", *interval], metrics), "every metric of every row"),
-        DataFile("frontier.csv", "text/csv", _csv(point_columns, points), "every measured setting"),
-        DataFile("differences.csv", "text/csv", _csv(["a", "b", "at", "rate", *interval], differences),
+        DataFile("rows.csv", "text/csv", csv_bytes(["row", "metric", *interval], metrics), "every metric of every row"),
+        DataFile("frontier.csv", "text/csv", csv_bytes(point_columns, points), "every measured setting"),
+        DataFile("differences.csv", "text/csv", csv_bytes(["a", "b", "at", "rate", *interval], differences),
                  "the paired differences"),
     ]  # fmt: skip
     files += [
-        DataFile(f"history-{stage}.jsonl.gz", "application/gzip", _jsonl_gz(history), f"{stage} metrics over steps")
+        DataFile(f"history-{stage}.jsonl.gz", "application/gzip", jsonl_gz(history), f"{stage} metrics over steps")
         for stage, history in histories.items()
     ]
     return Section("Data", downloads_html(files), "Everything on this page, saved from the page itself.")

@@ -20,7 +20,7 @@ from routewright.config import Profile
 from routewright.errors import BadInput
 from routewright.evaluation.plots import confusion_matrix
 from routewright.evaluation.ranking import agent_f1, exact_set, keyword_precision
-from routewright.evaluation.report import ReportExtra, write_report
+from routewright.evaluation.search_report import ReportExtra, write_report
 from routewright.evaluation.summary import (
     Gate,
     Subset,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from routewright.errors import BadInput
 from routewright.validation import fault
+from serving.promotion.pods import Cpu, Memory, Toleration
 
 Mode = Literal["Knative", "Standard"]
 LOG_KEY = "ROUTEWRIGHT_LOG_KEY"
@@ -59,15 +60,6 @@ class Canary(_Strict):
         return self
 
 
-class Toleration(_Strict):
-    """A taint of nodes that the router may run on, as Kubernetes has it."""
-
-    key: str | None = None
-    operator: Literal["Equal", "Exists"] = "Equal"
-    value: str | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-
-
 class Log(_Strict):
     """Where replicas log decisions, each in a file named after its pod: a network volume mixes lines of several writers."""
 
@@ -89,9 +81,9 @@ class Deployment(_Strict):
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
-    cpu: str = "1"
-    memory: str = "2Gi"
-    home: str = Field(default="1Gi", description="size of the folder that it writes caches to")
+    cpu: Cpu = "1"
+    memory: Memory = "2Gi"
+    home: Memory = Field(default="1Gi", description="size of the folder that it writes caches to")
     gpus: int = Field(default=0, ge=0, description="nvidia.com/gpu of each replica")
     secret_env: dict[str, Annotated[str, Field(pattern=r"^[^/]+/[^/]+$")]] = Field(
         default={}, description="{variable: name of a Secret/key in it}"

@@ -19,6 +19,7 @@ import yaml
 
 from routewright.errors import BadInput
 from serving.promotion.deployment import LOG_KEY, Deployment
+from serving.promotion.pods import THREADS, threads_within
 
 MODE = "serving.kserve.io/deploymentMode"
 VERSION, DIGEST, PREDICTOR, PREVIOUS, ROLLED_BACK = (
@@ -77,7 +78,8 @@ def predictor(deployment: Deployment, router: str, version: str, digest: str, ur
 
     log, standard = deployment.log, deployment.mode == "Standard"
     args = list(deployment.args) or ["serve", router, "--model", MODEL_DIR, "--host", "0.0.0.0", "--port", "8080"]
-    variables = [V1EnvVar(name=name, value=value) for name, value in {"STORAGE_URI": uri, **deployment.env}.items()]
+    plain = {"STORAGE_URI": uri, THREADS: str(threads_within(deployment.cpu)), **deployment.env}
+    variables = [V1EnvVar(name=name, value=value) for name, value in plain.items()]
     for name, place in {**deployment.secret_env, **({LOG_KEY: log.key} if log else {})}.items():
         secret, key = place.split("/")
         reference = V1SecretKeySelector(name=secret, key=key)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from routewright.evaluation.report import ReportExtra
+from routewright.evaluation.search_report import ReportExtra
 from routewright.evaluation.summary import SEARCH_ROWS, Difference, Gate, Summary, paired_differences, summarise
 
 AGENTS = ["compute", "storage", "database", "networking", "security", "analytics", "machine-learning", "messaging",

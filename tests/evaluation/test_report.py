@@ -22,14 +22,13 @@ from plotly.offline import get_plotlyjs
 from routewright.evaluation import plots
 from routewright.evaluation.report import (
     Section,
-    changed_by_rl,
     curves_html,
     figure_html,
     render_page,
     table_html,
-    write_report,
 )
 from routewright.evaluation.report import TableRow as Line
+from routewright.evaluation.search_report import changed_by_rl, write_report
 from routewright.evaluation.summary import Summary, records_by_row
 from tests.evaluation.simulated import EXTRA, HOSTILE, histories, simulate, simulated_summary
 

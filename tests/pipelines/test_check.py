@@ -36,6 +36,7 @@ stages:
 """
 NAMESPACE, CORE = "team", "/api/v1/namespaces/team"
 QUOTA = f"{CORE}/resourcequotas"
+JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 compiled_once = functools.cache(plan.compiled)
 
 
@@ -74,6 +75,14 @@ class Cluster(StandIn):
         return path
 
 
+def volume_job(created: str, ended: str | None) -> dict[str, Any]:
+    """The Job of claim `work`."""
+    conditions = [{"type": ended, "status": "True"}] if ended else []
+    name = {"Complete": "work-good", "Failed": "work-bad"}.get(ended or "", "work-new")
+    labels = {"routewright/work-volume": "work"}
+    return {"metadata": {"name": name, "labels": labels, "creationTimestamp": created}, "status": {"conditions": conditions}}
+
+
 def everything() -> dict[str, Any]:
     """A namespace with all that PLACEMENT asks for."""
 
@@ -102,6 +111,7 @@ def everything() -> dict[str, Any]:
         f"{CORE}/configmaps/settings": object_("settings", data={"mlflow": "http://mlflow:5000"}),
         f"{CORE}/persistentvolumeclaims/work": object_("work", spec=claim, status={"phase": "Bound"}),
         "/apis/storage.k8s.io/v1/storageclasses/fast": object_("fast", provisioner="x", volumeBindingMode="Immediate"),
+        JOBS: {"items": [volume_job("2026-01-02T00:00:00Z", "Complete")]},
         QUOTA: {"items": [object_("gpus", spec={}, status=quota)]},
         "/api/v1/nodes": {"items": [node("a", "4", pool="gpu"), node("b", "2", pool="gpu"), node("c", "0", pool="cpu")]},
     }
@@ -171,6 +181,7 @@ def test_a_cluster_that_has_everything(cluster: Cluster, kfp: KfpApi, placement:
         "secret store": "✓ is there with access, secret",
         "storage class fast": "✓ is there",
         "claim work": "✓ 200Gi, class fast",
+        "volume work": "✓ can be written to",
         "quota of nvidia.com/gpu": "✓ 4 left, 4 asked",
         "nodes for rl": "✓ 1 with 4 or more nvidia.com/gpu",
         "nodes for sft": "✓ 2 with 2 or more nvidia.com/gpu",
@@ -227,6 +238,13 @@ def test_what_is_missing_is_a_finding_with_its_mend(
         (f"{CORE}/persistentvolumeclaims/work", ["status", "phase"], "Pending", "claim work", "✗ is Pending; kubectl"),
         (QUOTA, ["items", 0, "status", "used"], {"requests.nvidia.com/gpu": "5"}, "quota of nvidia.com/gpu",
          "✗ 3 left, stage rl asks for 4; wait"),
+        (JOBS, ["items"], [], "volume work", "? not tried, no Job of gitops/claims.yaml is there"),
+        (JOBS, ["items", 0, "metadata", "labels"], {"routewright/work-volume": "other"}, "volume work", "? not tried, no"),
+        (JOBS, ["items"], [volume_job("2026-01-02T00:00:00Z", "Complete"), volume_job("2026-01-03T00:00:00Z", "Failed")],
+         "volume work", "✗ cannot be written to by group 10001; chown 10001:10001 its folder there, or see "
+         "kubectl -n team describe job work-bad"),
+        (JOBS, ["items", 0], volume_job("2026-01-02T00:00:00Z", None), "volume work",
+         "? not tried yet, job work-new has not ended"),
         (QUOTA, ["items"], [], "quota of nvidia.com/gpu", "✓ none set"),
         ("/api/v1/nodes", ["items", 0, "status", "allocatable"], {"nvidia.com/gpu": "3"}, "nodes for rl",
          "✗ 1 with 4 × nvidia.com/gpu asked, those with pool=gpu have 3, 2; label"),

@@ -40,7 +40,7 @@ stages:
     volumes: [{claim: data, mount: /data, sub_path: pools}]
     empty_dirs: [{name: scratch, mount: /scratch, size: 20Gi}]
     run_as_user: 20000
-  promote: {retry: null, work: null, timeout_s: 60}
+  promote: {retry: null, work: null, timeout_s: 60, env: {HF_HOME: /work/hub, OMP_NUM_THREADS: "1"}}
 """
 
 
@@ -106,7 +106,9 @@ def test_every_task_is_placed_also_in_nested_conditions(tmp_path: Path) -> None:
         assert pod["configMapAsVolume"][0]["mountPath"] == "/etc/files"
         assert containers[name]["resources"]["resourceCpuRequest"] == "500m"
         assert containers[name]["resources"]["resourceMemoryLimit"] == "8Gi"
-        assert {"name": "HF_HOME", "value": "/work/hub"} in containers[name]["env"]
+        env = {variable["name"]: variable["value"] for variable in containers[name]["env"]}
+        assert env["HF_HOME"] == "/work/hub"
+        assert env["OMP_NUM_THREADS"] == ("1" if "promote" in name else "2")
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     assert parameters["seed"]["description"] == "Seed of all random choices."
 

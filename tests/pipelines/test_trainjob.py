@@ -126,6 +126,7 @@ def test_the_nodes_are_what_the_placement_says(manifest: dict[str, Any]) -> None
     env = {variable["name"]: variable.get("value") or variable["valueFrom"] for variable in trainer["env"]}
     assert env == {
         "ROUTEWRIGHT_IMAGE": IMAGE, "HF_HOME": "/work/hub", "ROUTEWRIGHT_WORK": "/work",
+        "OMP_NUM_THREADS": "8",  # of 64 CPUs, for each of 8 processes
         "OPENAI_API_KEY": {"secretKeyRef": {"name": "llm", "key": "key", "optional": True}},
         "MLFLOW_TRACKING_URI": {"configMapKeyRef": {"name": "settings", "key": "uri", "optional": False}},
     }  # fmt: skip

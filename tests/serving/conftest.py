@@ -42,7 +42,7 @@ def serve(search_folder: Path, step_folder: Path) -> Iterator[Callable[..., Pred
             if router == "search-router"
             else StepRouterPredictor(step_folder, exploration)
         )
-        made.append(Predictor(served, **settings))
+        made.append(Predictor(served, **{"deadline_s": 60.0, **settings}))  # on a busy machine nothing is refused
         made[-1].load()
         return made[-1]
 

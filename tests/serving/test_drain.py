@@ -62,7 +62,7 @@ def test_after_sigterm_it_is_not_ready_and_decides_on(serve: Callable[..., Predi
             assert (await probe.get(READY)).status_code == 503
             os.kill(os.getpid(), signal.SIGTERM)
 
-    while_served(serve("step-router", deadline_s=60.0), scenario)
+    while_served(serve("step-router"), scenario)
 
 
 def test_the_drain_ends_by_itself(serve: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch) -> None:

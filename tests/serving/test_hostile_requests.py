@@ -70,7 +70,7 @@ def test_hostile_bodies_at_random(serve: Callable[..., Predictor], router: str) 
 
 def test_hostile_bodies_at_once_get_their_own_answers(serve: Callable[..., Predictor]) -> None:
     """Good requests among bad ones: each error is its own sender's, and no answer holds another's words."""
-    predictor = serve(deadline_s=60.0)
+    predictor = serve()
     path = "/v1/models/search-router:predict"
 
     async def scenario(client: httpx.AsyncClient) -> None:

@@ -112,7 +112,7 @@ def test_a_refusal_comes_before_the_application_and_leaves_the_connection_open(
 
 
 def test_after_a_refusal_the_same_connection_is_served(serve: Callable[..., Predictor]) -> None:
-    predictor = serve(deadline_s=60.0)
+    predictor = serve()
 
     async def scenario(connect: Connect) -> None:
         connection = await connect()
@@ -132,7 +132,7 @@ def test_after_a_refusal_the_same_connection_is_served(serve: Callable[..., Pred
 def test_requests_on_the_way_take_room_until_they_are_answered_or_their_sender_is_gone(
     serve: Callable[..., Predictor],
 ) -> None:
-    predictor = serve(max_waiting=4, deadline_s=60.0)
+    predictor = serve(max_waiting=4)
     seen: list[int] = []
     check = predictor.check_open
 
@@ -185,7 +185,7 @@ def test_an_answer_that_is_due_comes_before_a_stalled_connection_is_closed(
     serve: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    predictor = serve(deadline_s=60.0)
+    predictor = serve()
     decide = predictor.router.decide
 
     def slowly(instances: Any, timing: Any) -> Any:
@@ -214,7 +214,7 @@ def test_a_head_without_end_is_refused(serve: Callable[..., Predictor]) -> None:
         assert body == {"error": "headers: expected at most 65536 bytes"}
         assert (await ask(await connect(), request()))[0] == 200
 
-    on_the_wire(serve(deadline_s=60.0), scenario)
+    on_the_wire(serve(), scenario)
 
 
 def test_idle_connections_are_closed_and_busy_ones_are_not(serve: Callable[..., Predictor]) -> None:

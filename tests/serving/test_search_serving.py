@@ -195,7 +195,7 @@ def test_v2_binary_as_kserve_s_client_sends_it(serve: Callable[..., Predictor]) 
 
 
 def test_ready_only_after_the_warm_up(search_folder: Path) -> None:
-    predictor = Predictor(SearchRouter(search_folder, Exploration(0.0)))
+    predictor = Predictor(SearchRouter(search_folder, Exploration(0.0)), deadline_s=60.0)
 
     async def states(client: httpx.AsyncClient) -> list[int]:
         paths = ("/", "/v2/health/live", "/v2/health/ready", "/v1/models/search-router", "/v2/models/search-router/ready")
@@ -253,7 +253,7 @@ def test_metrics_count_what_happened(serve: Callable[..., Predictor]) -> None:
 
 
 def test_abstentions_are_counted(tmp_path: Path) -> None:
-    predictor = Predictor(SearchRouter(save_search_router(tmp_path, abstain=1.0), Exploration(0.0)))
+    predictor = Predictor(SearchRouter(save_search_router(tmp_path, abstain=1.0), Exploration(0.0)), deadline_s=60.0)
     predictor.load()
     before = sample("routewright_abstentions_total")
     (row,) = ask(predictor, {"instances": [{"query": "lawn"}]}).json()["predictions"]

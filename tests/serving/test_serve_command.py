@@ -48,7 +48,7 @@ class Server:
         command = [sys.executable, "-m", "routewright.cli", "serve", router, "--model", str(folder), "--port", "0"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
         self.process = subprocess.Popen(
-            [*command, "--grpc-port", str(grpc_port), *options],
+            [*command, "--grpc-port", str(grpc_port), "--deadline-ms", "60000", *options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -189,7 +189,7 @@ def test_a_wrong_folder_is_one_sentence_and_exit_code_2(tmp_path: Path, step_fol
 
 
 def test_sigterm_refuses_nobody_and_ends_cleanly(step_folder: Path) -> None:
-    server = Server("step-router", step_folder, "--deadline-ms", "60000")
+    server = Server("step-router", step_folder)
     body = {"instances": [{"observation": "x", "candidates": [{"action": "go", "verifier_score": 0.5}], "step": 0,
                            "max_steps": 5, "budget_left": None}] * 32}  # fmt: skip
     codes: list[int] = []

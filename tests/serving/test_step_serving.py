@@ -164,7 +164,7 @@ def test_a_kind_of_evidence_that_training_did_not_have(tmp_path: Path) -> None:
         assert len(served.decide([example], Timing())) == 1  # what it warms up with is what it knows
     model.evidence = torch.tensor([1.0, 0.0, 0.0])
     save_risk(model, folder, RiskSettings(), facts)
-    predictor = Predictor(StepRouterPredictor(folder, Exploration(0.0)))
+    predictor = Predictor(StepRouterPredictor(folder, Exploration(0.0)), deadline_s=60.0)
     predictor.load()
     response = ask(predictor, step())
     predictor.stop()

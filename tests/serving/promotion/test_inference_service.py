@@ -101,6 +101,14 @@ def test_a_pod_that_is_told_to_stop_has_time_to() -> None:
     assert "lifecycle" not in knative["containers"][0]
 
 
+@pytest.mark.parametrize(("cpu", "threads"), [("500m", "1"), ("1", "1"), ("1500m", "2"), ("2", "2"), ("8", "8")])
+def test_torch_has_as_many_threads_as_the_pod_has_cpus(cpu: str, threads: str) -> None:
+    (container,) = pod_of(cpu=cpu)["containers"]
+    assert {variable["name"]: variable.get("value") for variable in container["env"]}["OMP_NUM_THREADS"] == threads
+    (container,) = pod_of(cpu=cpu, env={"OMP_NUM_THREADS": "3"})["containers"]
+    assert [v["value"] for v in container["env"] if v["name"] == "OMP_NUM_THREADS"] == ["3"]
+
+
 def test_replicas_are_spread_and_go_where_the_file_says() -> None:
     toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     pod = pod_of(gpus=1, home="20Gi", node_selector={"pool": "gpu"}, tolerations=[toleration])
