@@ -23,7 +23,7 @@ import numpy as np
 from routewright.ensemble_router.coevolve_rules import IDENTITY, coevolve_rules, read_identity
 from routewright.ensemble_router.dataset import DESCRIPTION, synthesize
 from routewright.ensemble_router.evaluation_run import OOD_RECORDS, RECORDS, evaluate_ensemble, evaluation_identity
-from routewright.ensemble_router.pooled import Records, pooled_difference, read_records, tokens_saved
+from routewright.ensemble_router.pooled import Records, over_trainings, pooled_difference, read_records, tokens_saved
 from routewright.ensemble_router.profile import RULES, EnsembleProfile, load_ensemble_profile
 from routewright.ensemble_router.results import NEAR, SAVED, EnsembleResults, better_vote
 from routewright.evaluation.bootstrap import Estimate
@@ -125,19 +125,22 @@ def target_table(found: Sequence[Found]) -> Iterator[str]:
 def pooled_table(found: Sequence[Found]) -> Iterator[str]:
     """Differences pooled over the seeds."""
     yield from _head(
-        "familiarity minus another row, accuracy, mean over seeds; 95 % interval: questions resampled within seeds",
-        ["row", "in distribution", "out of distribution"],
+        "familiarity minus another row, accuracy, mean over seeds; 95 % intervals: over questions of these trainings, and "
+        "(t) over trainings",
+        ["row", "in distribution", "over trainings", "out of distribution", "over trainings"],
     )
 
-    def cell(name: str, parts: Sequence[dict[str, Records]]) -> str:
+    def cells(name: str, parts: Sequence[dict[str, Records]]) -> list[str]:
         if not all(name in part and SERVED in part for part in parts):
-            return ""
-        return _signed(pooled_difference([(part[SERVED].reward, part[name].reward) for part in parts], 0))
+            return ["", ""]
+        pairs = [(part[SERVED].reward, part[name].reward) for part in parts]
+        over = over_trainings(pairs) if len(pairs) > 1 else None
+        return [_signed(pooled_difference(pairs, 0)), f"[{over.low:+.3f}, {over.high:+.3f}]" if over else ""]
 
     for name in _names(found):
-        cells = [cell(name, [one.inside for one in found]), cell(name, [one.beyond for one in found])]
-        if name != SERVED and any(cells):
-            yield f"| {name} | {' | '.join(cells)} |"
+        line = [*cells(name, [one.inside for one in found]), *cells(name, [one.beyond for one in found])]
+        if name != SERVED and any(line):
+            yield f"| {name} | {' | '.join(line)} |"
 
 
 def differences_table(found: Sequence[Found]) -> Iterator[str]:

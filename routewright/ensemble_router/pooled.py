@@ -1,4 +1,4 @@
-"""Evaluations of several training seeds taken together; intervals resample questions within each seed."""
+"""Evaluations of several training seeds taken together: over new questions, and over new trainings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from routewright.evaluation.bootstrap import RESAMPLES, Estimate, macro_interval
 
@@ -35,10 +36,25 @@ def read_records(file: Path) -> dict[str, Records]:
 
 
 def pooled_difference(pairs: Pairs, seed: int) -> Estimate:
-    """Mean over the seeds of the mean of a − b, every seed weighing the same."""
+    """Mean over the seeds of the mean of a − b, every seed weighing the same; the interval resamples questions within seeds.
+
+    It holds for these trainings; what another one may give is `over_trainings`.
+    """
     differences = [a - b for a, b in pairs]
     groups = [number for number, values in enumerate(differences) for _ in values]
     return macro_interval(np.concatenate(differences), groups, seed)
+
+
+def over_trainings(pairs: Pairs) -> Estimate:
+    """Mean of a − b with Student's 95 % interval over the seeds' means, (mean ± t · s / √seeds): what a further training
+    may give. ``n`` counts trainings; ValueError with fewer than two.
+    """
+    means = [float(np.mean(a - b)) for a, b in pairs]
+    if len(means) < 2:
+        raise ValueError("over_trainings: expected two trainings or more")
+    mean, error = float(np.mean(means)), float(np.std(means, ddof=1) / np.sqrt(len(means)))
+    half = float(stats.t.ppf(0.975, len(means) - 1)) * error
+    return Estimate(mean=mean, low=mean - half, high=mean + half, n=len(means))
 
 
 def tokens_saved(pairs: Pairs, seed: int, resamples: int = RESAMPLES) -> Estimate:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from routewright.ensemble_router.pooled import pooled_difference, read_records, tokens_saved
+from routewright.ensemble_router.pooled import over_trainings, pooled_difference, read_records, tokens_saved
 
 
 def test_every_seed_weighs_the_same() -> None:
@@ -23,6 +23,16 @@ def test_the_pooled_interval_is_of_questions_within_seeds() -> None:
     """Seeds that differ a lot but hold constant differences leave nothing to resample."""
     found = pooled_difference([(np.ones(50), np.zeros(50)), (np.zeros(50), np.zeros(50))], 0)
     assert (found.mean, found.low, found.high) == (0.5, 0.5, 0.5)
+
+
+def test_over_trainings_is_student_s_interval_of_the_seeds_means() -> None:
+    # Means 0.1, 0.2, 0.3: s = 0.1, t(2) = 4.303, half = 4.303 * 0.1 / sqrt(3) = 0.2484; the questions' own spread is no part.
+    pairs = [(np.full(4, m) + np.array([-1.0, 1.0, -1.0, 1.0]), np.zeros(4)) for m in (0.1, 0.2, 0.3)]
+    found = over_trainings(pairs)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
+    assert found.n == 3
+    with pytest.raises(ValueError, match="two trainings"):
+        over_trainings(pairs[:1])
 
 
 def test_tokens_saved_by_hand() -> None:
