@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from routewright.step_router.profile import StepRouterProfile
 
 ROUTERS = ("search-router", "step-router", "ensemble-router")
-# A stage's own training checkpoints are for resuming, not for whoever reads the artifact.
-CHECKPOINTS = "checkpoint*"
+# What stages keep in their folders for resuming, not for whoever reads the artifact; a dataset's own names are its own.
+RESUMING = ("checkpoints", "judge/checkpoints", "policy*/checkpoints", "rules/*/checkpoint.safetensors")
+# The stages whose result depends on the language model that ROUTEWRIGHT_LLM_BASE_URL and ROUTEWRIGHT_LLM_MODEL name.
+ASKS_LLM = {"search-router": ("synthesize", "rl", "evaluate"), "step-router": ("synthesize", "calibrate", "evaluate")}
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,22 @@ class StageFolder:
     settings: dict[str, Any]
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 over names and contents of a file or of the files under a folder (checkpoints left out)."""
+def digest_of(path: Path, but: Collection[Path] = ()) -> str:
+    """SHA-256 over names and contents of a file or of the files under a folder, ``but`` some files and folders."""
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     for file in files:
         name = file.relative_to(path)
-        if any(part.match(CHECKPOINTS) for part in map(Path, name.parts)):
+        if any(part in but for part in (file, *file.parents)):
             continue
         with file.open("rb") as stream:
             digest.update(f"{name.as_posix()}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\0".encode())
     return digest.hexdigest()
+
+
+def for_resuming(folder: Path) -> set[Path]:
+    """The files and folders under a stage's folder that it keeps for resuming."""
+    return {path for pattern in RESUMING for path in folder.glob(pattern)}
 
 
 def stage_key(name: str, inputs: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
@@ -69,7 +76,8 @@ def stage_key(name: str, inputs: Mapping[str, Any], settings: Mapping[str, Any])
 
 def digest_of_artifact(artifact: Any) -> str:
     """The digest that the stage that made it wrote into its metadata, else computed from its files."""
-    return str(artifact.metadata.get("digest") or digest_of(Path(artifact.path)))
+    folder = Path(artifact.path)
+    return str(artifact.metadata.get("digest") or digest_of(folder, for_resuming(folder)))
 
 
 def pool_digest(pool: str) -> str:
@@ -145,8 +153,9 @@ def stage(
     ``inputs`` are KFP artifacts by label. ``settings`` is all else that decides the result: the special keys ``pool``
     (a pool name or file), ``environment`` (a name, file or folder), ``profile`` (a name or file of ``router``'s
     profiles), ``tasks`` (a profile of the ensemble router, for what it asks) and ``query_log`` (a file or "") count with
-    their content. On success the stage is marked finished and ``output.metadata["digest"]`` is set. The body's exception is
-    reported to the local runner and passes through.
+    their content; so does the language model that the environment names, for a stage that asks it. On success the stage
+    is marked finished and ``output.metadata["digest"]`` is set. The body's exception is reported to the local runner and
+    passes through.
     """
     emit(stage=name, status="started")
     stop_when_orphaned()
@@ -154,6 +163,11 @@ def stage(
         if router not in ROUTERS:
             raise BadInput(f"router '{router}': expected one of {', '.join(ROUTERS)}")
         content = {label: content_of(label, value, router) for label, value in settings.items()}
+        if name in ASKS_LLM.get(router, ()):
+            from routewright.language_models.chat import named_model
+
+            if (asked := named_model()) is not None:
+                content["language model"] = asked
         key = stage_key(name, inputs, content)
         root = os.environ.get("ROUTEWRIGHT_WORK")
         folder = Path(root) / f"{name}-{key}" if root else Path(output.path)
@@ -169,7 +183,7 @@ def stage(
         if root:
             publish(folder, Path(output.path))
         link_or_copy(str(kept_log), log.path)
-        output.metadata["digest"] = digest_of(Path(output.path))
+        output.metadata["digest"] = digest_of(Path(output.path), for_resuming(Path(output.path)))
         emit(stage=name, status="reused" if done else "finished", folder=str(folder))
     except (BadInput, StageFailed) as error:
         emit(**{"bad_input" if isinstance(error, BadInput) else "failed": str(error)})
@@ -235,7 +249,13 @@ def publish(folder: Path, out: Path) -> None:
         shutil.rmtree(out)
     fresh = out.with_name(out.name + ".tmp")
     shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(folder, fresh, copy_function=link_or_copy, ignore=shutil.ignore_patterns(CHECKPOINTS))
+    own = for_resuming(folder)
+    shutil.copytree(
+        folder,
+        fresh,
+        copy_function=link_or_copy,
+        ignore=lambda place, names: [name for name in names if Path(place, name) in own],
+    )
     fresh.rename(out)
 
 

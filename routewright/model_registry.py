@@ -28,9 +28,9 @@ ROLLED_BACK = "routewright.rolled_back_from"
 MODEL_CARD = "MODEL_CARD.md"
 _SERVED = {".json", ".safetensors", ".txt", ".jinja", ".model", ".yaml"}
 # What training leaves in the folder beside the router; serving does not need it.
-_UNSERVED = {"roc.json", "training.json"}
-# Folders of an ensemble router: its base model, and an adapter for each agent.
-_PARTS = ("base", "adapters/*")
+_UNSERVED = {"roc.json", "thresholds.json", "training.json"}
+# Folders of an ensemble router: its base models, and an adapter for each agent.
+_PARTS = ("base", "base-*", "adapters/*")
 _CLUSTER_SCHEMES = ("s3", "gs", "hf", "https", "http", "pvc", "abfs", "azure")
 
 

@@ -324,7 +324,7 @@ def log_history(history: Path) -> None:
 
 def read_history(history: Path) -> list[dict[str, Any]]:
     """The rows of a ``history.jsonl``."""
-    return [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [json.loads(line) for line in history.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def mlflow_name(metric: str) -> str:

@@ -102,10 +102,14 @@ class FileLog:
         self._lock = threading.Lock()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._open()
             self._guard = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.key = signing_key(self.path)
+            try:
+                fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._open()  # not before: the last writer may have rotated it, or written more
+                self.key = signing_key(self.path)
+            except OSError:
+                os.close(self._guard)
+                raise
         except BlockingIOError:
             raise BadInput(f"log {path}: another server writes to it, expected a file of its own") from None
         except OSError as error:

@@ -14,9 +14,9 @@ MAX_COMPLETION = 200_000
 MAX_ANSWER = 2_000
 """Characters of a final answer; more is a text, not an answer."""
 
-_NUMBER = re.compile(
-    r"(?<![0-9A-Za-z.])[-−+]?\$?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|(?<![0-9A-Za-z.])[-−+]?\.[0-9]+"
-)
+# Commas part thousands; anywhere else they part the numbers of a list.
+_DIGITS = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+_NUMBER = re.compile(rf"(?<![0-9A-Za-z.])[-−+]?\$?{_DIGITS}(?:\.[0-9]+)?|(?<![0-9A-Za-z.])[-−+]?\.[0-9]+")
 _LETTER = re.compile(r"\(([A-Za-z])\)|(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])")
 
 
@@ -84,11 +84,14 @@ def last_number(answer: str) -> Decimal | None:
 
 
 def number(text: str) -> Decimal | None:
-    """The text as one plain number, None where it is anything else; no exponents, at most 100 characters."""
-    plain = text.strip().replace("−", "-").replace("$", "").replace(",", "")
-    if len(plain) > 100 or not re.fullmatch(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", plain):
+    """The text as one plain number, None where it is anything else; no exponents, at most 100 characters.
+
+    "1,234" is 1234, though it could be a list; "1,2" is none.
+    """
+    plain = text.strip().replace("−", "-").replace("$", "")
+    if len(plain) > 100 or not re.fullmatch(rf"[-+]?(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)", plain):
         return None
-    return Decimal(plain)
+    return Decimal(plain.replace(",", ""))
 
 
 def choice_letter(answer: str) -> str:

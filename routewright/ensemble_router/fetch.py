@@ -15,20 +15,29 @@ from routewright.ensemble_router.profile import EnsembleProfile, FileSection
 from routewright.ensemble_router.task_files import load_tasks
 from routewright.errors import BadInput
 
+SCORED_BY_EXTRA = ("math", "reasoning-gym", "instructions")
+"""Checks that packages of the ensemble extra score; of the instructions, those about the language."""
+
 
 def fetch_tasks(out: Path, profile: EnsembleProfile) -> dict[str, Any]:
     """Read the profile's task files, copy them to ``out`` as they are, and return what dataset.json holds.
 
     Families are made by the synthesize stage; the version of reasoning-gym decides what they are. BadInput: a file that
-    cannot be read (file, line and field are named), or families without the package.
+    cannot be read (file, line and field are named), or tasks whose scorer is not installed.
     """
     out.mkdir(parents=True, exist_ok=True)
     counts = {}
+    scored = bool(profile.tasks.families or profile.tasks.out_of_distribution)
     for number, file in enumerate(profile.tasks.files):
-        counts[str(file.path)] = len(load_tasks(file.path, file.domain))
+        tasks = load_tasks(file.path, file.domain)
+        counts[str(file.path)] = len(tasks)
+        scored = scored or any(task.check in SCORED_BY_EXTRA for task in tasks)
         place = fetched(out, number, file)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.path, place)
+    if scored:
+        for package in ("langdetect", "math-verify", "reasoning-gym"):
+            _version(package)
     (out / DESCRIPTION).unlink(missing_ok=True)
     described: dict[str, Any] = {
         "tasks": counts,
@@ -49,10 +58,14 @@ def reasoning_gym_version(profile: EnsembleProfile) -> str:
     """The version of reasoning-gym, "" for a profile without families; BadInput where it is missing."""
     if not (profile.tasks.families or profile.tasks.out_of_distribution):
         return ""
+    return _version("reasoning-gym")
+
+
+def _version(package: str) -> str:
     try:
-        return version("reasoning-gym")
+        return version(package)
     except PackageNotFoundError:
-        raise BadInput("reasoning-gym is not installed: expected `pip install 'routewright[ensemble]'`") from None
+        raise BadInput(f"{package} is not installed: expected `pip install 'routewright[ensemble]'`") from None
 
 
 def synthesize_tasks(dataset: Path, out: Path, profile: EnsembleProfile, seed: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from routewright.ensemble_router.held_out import Outcome
-from routewright.evaluation.bootstrap import Estimate, mean_interval
+from routewright.evaluation.bootstrap import Estimate, mean_interval, percentile_interval
 from routewright.evaluation.summary import Gate, Row
 
 SAME_AGENTS = "co-evolved:"
@@ -114,10 +114,7 @@ def row_of(
     if outside is not None:
         metrics["tokens/ood"], metrics["agents_per_query/ood"] = mean(outside.tokens), mean(outside.agents)
     if len(latency):
-        low, high = np.quantile(latency, (0.025, 0.975))
-        metrics["latency_ms/p50"] = Estimate(
-            mean=float(np.median(latency)), low=float(low), high=float(high), n=len(latency)
-        )
+        metrics["latency_ms/p50"] = percentile_interval(latency, 50, seed)
     for labels, found in ((domains, inside), (ood_domains, outside)):
         for domain in sorted(set(labels)):
             assert found is not None

@@ -20,8 +20,11 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from routewright.errors import BadInput
+
 START_S = 120.0
 """For the child to load its libraries."""
+READY = b"ready\n"
 MEMORY_BYTES = 4 << 30
 MAX_REPLY = 1 << 16
 
@@ -50,15 +53,15 @@ def harmless(family: str, answer: str) -> bool:
 
 
 def score(request: dict[str, Any], timeout_s: float) -> float | None:
-    """The child's score in [0, 1] for a request; None where it took too long, died or could not say.
+    """The child's score in [0, 1] for a request; None where it took too long, died or could not say. BadInput where no child
+    can be started, which no answer is to blame for.
 
     ``request``: {"kind": "math", "answer", "completion"} or {"kind": "reasoning-gym", "family", "seed", "index",
     "parameters", "completion"}.
     """
     with _lock:
         child = _started()
-        if child is None or child.stdin is None:
-            return None
+        assert child.stdin is not None
         try:
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
@@ -85,7 +88,7 @@ def stop() -> None:
     _child = None
 
 
-def _started() -> subprocess.Popen[bytes] | None:
+def _started() -> subprocess.Popen[bytes]:
     global _child
     if _child is not None and _child[0] == os.getpid() and _child[1].poll() is None:
         return _child[1]
@@ -96,9 +99,11 @@ def _started() -> subprocess.Popen[bytes] | None:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
     )  # fmt: skip
     _child = (os.getpid(), child)
-    if _line(child, START_S) is None:
+    told = _line(child, START_S)
+    if told != READY:
         stop()
-        return None
+        reason = f"it ended or was not ready after {START_S:.0f} s" if told is None else told.decode().strip()
+        raise BadInput(f"the scoring process did not start, {reason}: expected `pip install 'routewright[ensemble]'`")
     return child
 
 
@@ -126,10 +131,13 @@ def _serve() -> None:
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    import math_verify  # noqa: F401  the slow imports count as the start, not as the first score
-    import reasoning_gym  # noqa: F401
-
-    out.write(b"ready\n")
+    try:
+        import math_verify  # noqa: F401  the slow imports count as the start, not as the first score
+        import reasoning_gym  # noqa: F401
+    except ImportError as error:
+        out.write(f"{error}\n".encode())
+        return
+    out.write(READY)
     out.flush()
     for line in sys.stdin.buffer:
         try:

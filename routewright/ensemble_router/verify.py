@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 from routewright.ensemble_router import scoring_process
 from routewright.ensemble_router.answers import MAX_COMPLETION, choice_letter, final_answer, last_number, normalised, number
 from routewright.ensemble_router.instructions import follows
 from routewright.ensemble_router.tasks import Task, own_scorer
-from routewright.sandbox import Limits
+from routewright.sandbox import Limits, check_walls
 from routewright.step_router.environments.code_env import LIMITS, CodeEnvironment, Problem, program
 
 TIMEOUT_S = 10.0
 """Of one score in the scoring process; the first call adds its start."""
+
+
+def check_sandbox(tasks: Iterable[Task]) -> None:
+    """`NoWalls` where some of these tasks run code and the sandbox refuses to: for the start of a stage."""
+    if any(task.check == "code" for task in tasks):
+        check_walls()
 
 
 def verify(task: Task, completion: str, timeout_s: float = TIMEOUT_S, limits: Limits = LIMITS) -> float:
@@ -20,7 +27,7 @@ def verify(task: Task, completion: str, timeout_s: float = TIMEOUT_S, limits: Li
 
     0 for an empty completion, one longer than 200,000 characters and one whose check takes too long. `instructions` gives
     the share followed (all of them: 1, IFEval's strict accuracy); reasoning-gym gives its scorer's value, without the
-    default scorer's credit for texts that merely contain the answer ("12" contains "2").
+    default scorer's credit for texts that merely contain the answer ("12" contains "2"). BadInput: no scorer can be started.
     """
     if len(completion) > MAX_COMPLETION or not completion.replace("\0", "").strip():
         return 0.0

@@ -47,8 +47,8 @@ class Judged(_Strict):
 class Evidence(_Strict):
     """A model's answers to held-out data.
 
-    ``data`` is the digest of that data, ``measured_in`` names the run that took the times: latencies of two runs are not
-    compared. ``metrics`` are whole-run numbers (``valid``, ``brier``, ``ece``).
+    ``data`` is the digest of that data and of the prices of its costs. ``measured_in`` names the run that took the times:
+    latencies of two runs are not compared. ``metrics`` are whole-run numbers (``valid``, ``brier``, ``ece``).
     """
 
     model_version: str
@@ -145,7 +145,9 @@ def _absolute(candidate: Evidence, baseline: Evidence | None, bounds: GateBounds
     checks = []
     if baseline is not None:
         name = f"quality − {baseline.model_version}, lower end"
-        checks.append(_paired(name, candidate, baseline, lambda judged: True, 0.0, seed))
+        better = _paired(name, candidate, baseline, lambda judged: True, 0.0, seed)
+        # More than 0: a router that always decides as the baseline does has an interval of [0, 0].
+        checks.append(better.model_copy(update={"passed": better.value is not None and better.value > 0}))
     ece, latency = candidate.calibration("ece"), candidate.p99_ms()
     if ece is not None:
         checks.append(_at_most("ECE", ece, bounds.max_ece, "no champion to compare with"))
@@ -190,7 +192,7 @@ def _relative(candidate: Evidence, champion: Evidence, bounds: GateBounds, seed:
 def _shared(a: Evidence, b: Evidence, wanted: Callable[[Judged], bool]) -> list[tuple[Judged, Judged]] | str:
     """The same wanted queries as both answered them, or why there are none to pair."""
     if a.data != b.data:
-        return f"judged on other data than {b.model_version} ({a.data[:12]}, {b.data[:12]})"
+        return f"judged on other data or at other prices than {b.model_version} ({a.data[:12]}, {b.data[:12]})"
     theirs = {judged.id: judged for judged in b.judged}
     mine = {judged.id for judged in a.judged}
     if mine != set(theirs):

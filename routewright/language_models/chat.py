@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -77,6 +77,9 @@ class AnswerInvalid(StageFailed):
         self.tokens = tokens
         self.seconds = seconds
 
+    def __reduce__(self) -> tuple[type[AnswerInvalid], tuple[str, int, float]]:
+        return type(self), (str(self), self.tokens, self.seconds)  # by default the message alone reaches another process
+
 
 class ServerFailed(StageFailed):
     """The server kept answering with an error, or kept silent, through every retry."""
@@ -109,8 +112,9 @@ class ChatClient:
     """Asks one model on one server for answers of a given shape.
 
     ``base_url`` ends before ``/chat/completions``; ``cache_dir`` is created; ``max_calls`` and ``max_tokens`` cap what
-    this object may spend (HTTP questions; prompt and answer tokens); ``timeout_s`` is for one answer. The API key is
-    read from OPENAI_API_KEY ("none" if unset, for local servers). Threads may share a client. Raises BadInput for a
+    this object may spend (HTTP questions; prompt and answer tokens) or, with a folder ``spent``, what all clients that
+    count there may, in whatever process and however often they are started; ``timeout_s`` is for one answer. The API key
+    is read from OPENAI_API_KEY ("none" if unset, for local servers). Threads may share a client. Raises BadInput for a
     wrong URL or key.
     """
 
@@ -122,9 +126,11 @@ class ChatClient:
         max_calls: int = MAX_CALLS,
         max_tokens: int = MAX_TOKENS,
         timeout_s: float = 60.0,
+        spent: Path | None = None,
     ) -> None:
         self.host = _host(base_url)
         self.model = model
+        self._server = base_url.rstrip("/")
         self.calls = 0
         self.tokens = 0
         self._max_calls = max_calls
@@ -135,6 +141,7 @@ class ChatClient:
         self._temperature = True
         # answers were paid for, so nothing is evicted
         self._cache = Cache(str(cache_dir), disk=_PlainJSONDisk, eviction_policy="none")
+        self._spent = Cache(str(spent), disk=_PlainJSONDisk, eviction_policy="none") if spent else {}
         self._client = OpenAI(
             base_url=base_url,
             api_key=_api_key(),
@@ -147,13 +154,13 @@ class ChatClient:
         return self.ask_measured(messages, schema).value
 
     def ask_measured(self, messages: Sequence[Message], schema: type[Schema]) -> Answer[Schema]:
-        """The answer with its cost; the same model, messages and schema are asked once and then read from disk.
+        """The answer with its cost; the same server, model, messages and schema are asked once, then read from disk.
 
         Raises BadInput (nobody at the URL, key refused, unknown model), ServerFailed, BudgetExceeded, or AnswerInvalid
         after an answer of the wrong shape was asked for again once.
         """
         parameters = pydantic_function_tool(schema)["function"].get("parameters", {})
-        question = json.dumps([self.model, list(messages), schema.__name__, parameters], sort_keys=True)
+        question = json.dumps([self._server, self.model, list(messages), schema.__name__, parameters], sort_keys=True)
         key = hashlib.sha256(question.encode()).hexdigest()
         row = self._cache.get(key)
         if row is not None:
@@ -242,36 +249,68 @@ class ChatClient:
         text, tokens = _content(completion)
         # servers that report no usage still count against the budget: about four characters a token
         tokens = tokens or math.ceil((sum(len(m["content"]) for m in messages) + len(text)) / 4)
-        with self._lock:
-            self.tokens += tokens
+        self._spend_tokens(tokens)
         return text, tokens
 
+    @contextmanager
+    def _counting(self) -> Iterator[Any]:
+        """What is spent, read and written in one go."""
+        with self._lock, self._spent.transact(retry=True) if isinstance(self._spent, Cache) else nullcontext():
+            yield self._spent
+
     def _spend_call(self) -> None:
-        with self._lock:
-            if self.calls >= self._max_calls:
+        with self._counting() as spent:
+            if spent.get("calls", 0) >= self._max_calls:
                 raise BudgetExceeded(
                     f"the budget of {self._max_calls} calls to {self.model} is used up: {CALLS_VARIABLE} sets it"
                 )
-            if self.tokens >= self._max_tokens:
+            if spent.get("tokens", 0) >= self._max_tokens:
                 raise BudgetExceeded(
                     f"the budget of {self._max_tokens} tokens for {self.model} is used up: {TOKENS_VARIABLE} sets it"
                 )
+            spent["calls"] = spent.get("calls", 0) + 1
             self.calls += 1
 
+    def _spend_tokens(self, tokens: int) -> None:
+        with self._counting() as spent:
+            spent["tokens"] = spent.get("tokens", 0) + tokens
+            self.tokens += tokens
 
-def chat_client_from_environment(cache_dir: Path) -> ChatClient | None:
+
+def chat_client_from_environment(cache_dir: Path, spent: Path | None = None) -> ChatClient | None:
     """The client that ROUTEWRIGHT_LLM_BASE_URL and ROUTEWRIGHT_LLM_MODEL describe, or None if neither is set.
 
-    ROUTEWRIGHT_LLM_MAX_CALLS and ROUTEWRIGHT_LLM_MAX_TOKENS cap its budget. Raises BadInput for half a setting.
+    ROUTEWRIGHT_LLM_MAX_CALLS and ROUTEWRIGHT_LLM_MAX_TOKENS cap its budget, which all clients that count in the folder
+    ``spent`` share. Raises BadInput for half a setting.
     """
+    described = _url_and_model()
+    if described is None:
+        return None
+    calls, tokens = _whole_number(CALLS_VARIABLE, MAX_CALLS), _whole_number(TOKENS_VARIABLE, MAX_TOKENS)
+    return ChatClient(*described, cache_dir, max_calls=calls, max_tokens=tokens, spent=spent)
+
+
+def named_model() -> str | None:
+    """Whom `chat_client_from_environment` would ask, "model at URL", for what must tell one model from another; or None.
+
+    Raises BadInput for half a setting or a wrong URL.
+    """
+    described = _url_and_model()
+    if described is None:
+        return None
+    url, model = described
+    _host(url)  # a URL with a password is refused, not told
+    return f"{model} at {url.rstrip('/')}"
+
+
+def _url_and_model() -> tuple[str, str] | None:
     url, model = (os.environ.get(name, "").strip() for name in (URL_VARIABLE, MODEL_VARIABLE))
     if not url and not model:
         return None
     for name, value, other in ((URL_VARIABLE, url, MODEL_VARIABLE), (MODEL_VARIABLE, model, URL_VARIABLE)):
         if not value:
             raise BadInput(f"environment variable {name}: missing, expected a value beside {other}")
-    calls, tokens = _whole_number(CALLS_VARIABLE, MAX_CALLS), _whole_number(TOKENS_VARIABLE, MAX_TOKENS)
-    return ChatClient(url, model, cache_dir, max_calls=calls, max_tokens=tokens)
+    return url, model
 
 
 def ask_each(

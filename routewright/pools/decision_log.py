@@ -2,7 +2,7 @@
 
 A line with a ``query`` is a decision, one with ``request_id`` and ``outcome`` but no ``query`` feedback on it; of several,
 the last counts. A log FILE is read together with what it was rotated to: FILE.000001, FILE.000002 … A folder is a log
-that several servers write, each its own FILE.jsonl.
+that several servers write, each its own FILE.jsonl. A server may go on writing, rotating and pruning while a log is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +19,67 @@ from routewright.errors import BadInput
 from routewright.pools.pool import numbered_lines
 
 _log = logging.getLogger(__name__)
+_PART = ".[0-9][0-9][0-9][0-9][0-9][0-9]"
 
 
 def rotated(path: Path) -> list[Path]:
     """The files that a log was rotated to, oldest first."""
-    return sorted(file for file in path.parent.glob(f"{path.name}.[0-9][0-9][0-9][0-9][0-9][0-9]") if file.is_file())
+    return sorted(file for file in path.parent.glob(path.name + _PART) if file.is_file())
 
 
 def log_files(path: Path) -> list[Path]:
     """The files of a log, what each was rotated to before it: of FILE, or of every FILE.jsonl in a folder."""
-    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
-    return [part for file in files for part in [*rotated(file), file]]
+    return [part for file in _logs(path) for part in [*rotated(file), file]]
+
+
+def _logs(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    # A FILE that is being rotated has parts only, for a moment.
+    return sorted({*path.glob("*.jsonl"), *(part.with_suffix("") for part in path.glob("*.jsonl" + _PART))})
+
+
+def log_lines(path: Path) -> Iterator[tuple[Path, int, bytes]]:
+    """File, line number and line of all that a log holds, oldest first; BadInput where it cannot be read.
+
+    Each FILE gives what was in it and its parts when its first line was read, whatever becomes of them meanwhile.
+    """
+    for file in _logs(path):
+        for part, lines in _opened(file):
+            for number, line in lines:
+                yield part, number, line
+                if not line.endswith(b"\n"):  # being written: its rest would pass for a line
+                    break
+
+
+def _opened(file: Path) -> list[tuple[Path, Iterator[tuple[int, bytes]]]]:
+    """The lines of FILE and its parts, oldest first, all open: that they are renamed or deleted no longer matters."""
+    while True:
+        parts = rotated(file)
+        opened: list[tuple[Path, Iterator[tuple[int, bytes]]]] = []
+        for part in [*parts, file]:
+            lines = numbered_lines(part)
+            try:
+                opened.append((part, chain(list(islice(lines, 1)), lines)))  # the first line opens the file
+            except BadInput as error:  # pruned since it was listed, or FILE between the two renames of a rotation
+                if not isinstance(error.__context__, FileNotFoundError) or not rotated(file):
+                    raise
+        if rotated(file)[-1:] == parts[-1:]:  # else FILE is not the one that follows these parts
+            return opened
 
 
 def _rows(path: Path) -> Iterator[tuple[Path, int, dict[str, Any]]]:
-    for file in log_files(path):
-        for number, line in numbered_lines(file):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                if not line.endswith(b"\n"):
-                    _log.warning("%s, line %d: the last line is torn and left out", file, number)
-                    continue
-                raise BadInput(f"{file}, line {number}: expected a JSON object") from None
-            if not isinstance(row, dict):
-                raise BadInput(f"{file}, line {number}: expected a JSON object, found {type(row).__name__}")
-            yield file, number, row
+    for file, number, line in log_lines(path):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            if not line.endswith(b"\n"):
+                _log.warning("%s, line %d: the last line is torn and left out", file, number)
+                continue
+            raise BadInput(f"{file}, line {number}: expected a JSON object") from None
+        if not isinstance(row, dict):
+            raise BadInput(f"{file}, line {number}: expected a JSON object, found {type(row).__name__}")
+        yield file, number, row
 
 
 def read_decisions(path: Path) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from routewright.errors import BadInput
-from routewright.pools.decision_log import log_files
-from routewright.pools.pool import numbered_lines
+from routewright.pools.decision_log import log_lines
 
 _log = logging.getLogger(__name__)
 
@@ -78,20 +77,19 @@ def read_query_log(path: Path) -> list[QueryLogEntry]:
     """
     path = Path(path)
     entries, outcomes = [], {}
-    for file in log_files(path):
-        for number, line in numbered_lines(file):
-            try:
-                entries.append(QueryLogEntry.model_validate_json(line))
-            except ValidationError as error:
-                fault = error.errors(include_url=False)[0]
-                if fault["type"] == "json_invalid" and not line.endswith(b"\n"):
-                    _log.warning("%s, line %d: the last line is torn and left out", file, number)
-                elif (fault["type"], fault["loc"]) == ("missing", ("query",)) and (feedback := _feedback(line)):
-                    outcomes[feedback.request_id] = feedback.outcome
-                else:
-                    field = ".".join(str(part) for part in fault["loc"])
-                    reason = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-                    raise BadInput(f"{file}, line {number}: {field + ': ' if field else ''}{reason}") from None
+    for file, number, line in log_lines(path):
+        try:
+            entries.append(QueryLogEntry.model_validate_json(line))
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            if fault["type"] == "json_invalid" and not line.endswith(b"\n"):
+                _log.warning("%s, line %d: the last line is torn and left out", file, number)
+            elif (fault["type"], fault["loc"]) == ("missing", ("query",)) and (feedback := _feedback(line)):
+                outcomes[feedback.request_id] = feedback.outcome
+            else:
+                field = ".".join(str(part) for part in fault["loc"])
+                reason = fault["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+                raise BadInput(f"{file}, line {number}: {field + ': ' if field else ''}{reason}") from None
     return [
         entry.model_copy(update={"outcome": outcomes[entry.request_id]}) if entry.request_id in outcomes else entry
         for entry in entries

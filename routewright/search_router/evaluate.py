@@ -234,7 +234,7 @@ def evaluate(dataset: Path, examples: Path, sft: Path, rl: Path, out: Path, prof
             ]
             add_scored("sft+lr", *added, says_keywords=True)
 
-    client = chat_client_from_environment(out / "llm-cache")
+    client = chat_client_from_environment(out / "llm-cache", out / "checkpoints" / "llm-spent")
     if client is not None:
         add_llm_row(evaluation, client)
     write_outputs(evaluation, out, profile, seed, started, {"sft": sft, "rl": rl}, dataset)

@@ -185,7 +185,7 @@ def make_judge(name: str, pool: Pool, cache: Path) -> Judge:
         return QrelsJudge()
     if name == "offline":
         return OfflineJudge(pool)
-    client = chat_client_from_environment(cache)
+    client = chat_client_from_environment(cache, cache.parent / "checkpoints" / "llm-spent")
     if client is None:
         raise BadInput(
             "rl.judge is llm: expected ROUTEWRIGHT_LLM_BASE_URL and ROUTEWRIGHT_LLM_MODEL in the environment"

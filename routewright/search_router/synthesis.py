@@ -311,7 +311,7 @@ def synthesize(dataset: Path, out: Path, profile: Profile, seed: int, query_log:
         return
     out.mkdir(parents=True, exist_ok=True)
     pool = load_pool(dataset / "pool.yaml")
-    client = chat_client_from_environment(out / "teacher-cache")
+    client = chat_client_from_environment(out / "teacher-cache", out / "checkpoints" / "llm-spent")
     human = pool_queries(pool)
     extra = corpus_queries(pool, human["train"], profile.synthesis.queries_per_agent, client, seed)
     if query_log is not None:

@@ -71,7 +71,7 @@ def fetch_tasks(source: str, out: Path, profile: StepRouterProfile) -> None:
         names = [task.name for task in load_tasks(folder)]
         environment, splits = "shell", split_tasks(names, wanted)
         copied = shutil.ignore_patterns("__pycache__")
-        check_identity(out, TASKS, {"environment": f"{FOLDERS} {folder_digest(folder)}", "tasks": told})
+        check_identity(out, TASKS, {"environment": f"{FOLDERS} {folder_digest(folder, ())}", "tasks": told})
         shutil.copytree(folder, out / FOLDERS, dirs_exist_ok=True, ignore=copied)
     partial_file = out / f"{TASKS}.partial"
     partial_file.write_text(json.dumps({"source": source, "environment": environment, "splits": splits}, indent=1))

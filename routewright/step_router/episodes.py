@@ -29,6 +29,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from routewright.errors import BadInput, StageFailed
+from routewright.language_models.chat import named_model
 from routewright.pools.pool import numbered_lines
 from routewright.step_router.environments.code_env import CodeEnvironment
 from routewright.step_router.environments.protocol import Environment, Observation, Outcome
@@ -146,14 +147,16 @@ def play(
     log-probabilities and scores have four digits, and where one lies between two, another batch may tip it.
 
     Finished chunks of episodes are kept in ``out`` (0000.jsonl ...), and a run that was killed repeats only the others.
-    They are known by rows, thresholds, tasks and seeds; for another policy, verifier or environment use another ``out``.
+    They are known by rows, thresholds, tasks, seeds and the LLM that teaches; for another policy, verifier or environment
+    use another ``out``.
     StageFailed where a process dies; BadInput and StageFailed of the proposer and the environment are passed on.
     """
     if len({(rule.row, rule.recorded) for rule in rules}) < len(rules):
         raise ValueError("rules: expected each row and threshold once; NEVER and ALWAYS of one row read the same in a log")
     out.mkdir(parents=True, exist_ok=True)
     pairs = {task: _rotated(seeds, number, each) for number, task in enumerate(tasks)}
-    chunks = [_Chunk(out / f"{number:04d}.jsonl", trees) for number, trees in enumerate(_blocks(pairs))]
+    teacher = named_model()
+    chunks = [_Chunk(out / f"{number:04d}.jsonl", trees, teacher) for number, trees in enumerate(_blocks(pairs))]
     finished = {chunk.path: episodes for chunk in chunks if (episodes := _read_chunk(chunk, rules)) is not None}
     due = [chunk for chunk in chunks if chunk.path not in finished]
     progress = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -176,10 +179,13 @@ def play(
 class _Chunk:
     path: Path
     trees: tuple[tuple[str, int], ...]
+    teacher: str | None
 
     def header(self, rules: Sequence[Rule]) -> bytes:
         """The first line of the chunk's file: a digest of what it holds."""
         settings = [[[rule.row, rule.threshold, rule.keep] for rule in rules], self.trees]
+        if self.teacher is not None:
+            settings.append(self.teacher)
         return json.dumps({"digest": hashlib.sha256(json.dumps(settings).encode()).hexdigest()}).encode()
 
 

@@ -203,8 +203,7 @@ class SamplingClient(ChatClient):
             samples = _samples(completion)
             used = getattr(getattr(completion, "usage", None), "total_tokens", None)
             characters = sum(len(m["content"]) for m in messages) + sum(len(s.text) for s in samples)
-            with self._lock:
-                self.tokens += used if isinstance(used, int) else math.ceil(characters / 4)
+            self._spend_tokens(used if isinstance(used, int) else math.ceil(characters / 4))
             return samples
 
 

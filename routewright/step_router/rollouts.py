@@ -14,12 +14,13 @@ from routewright.step_router.dataset import read_tasks
 from routewright.step_router.environments.protocol import Environment
 from routewright.step_router.episodes import Episode, Make
 from routewright.step_router.features import NAMES, Candidate
+from routewright.step_router.identity import RESUMING
 from routewright.step_router.perturbations import TABLE
 from routewright.step_router.policy import SmallModel, load_policy, load_verifier
 from routewright.step_router.remembered import Remembered
 from routewright.step_router.risk import EVIDENCE, Explored, Rollouts
 from routewright.step_router.situations import Proposer, Situation
-from routewright.step_router.taught import taught_environment
+from routewright.step_router.taught import SPENT, taught_environment
 
 FIELDS = ("features", "episode", "failed", "seed")
 BEST, MARGIN, STEP = NAMES.index("verifier_best"), NAMES.index("verifier_margin"), NAMES.index("step")
@@ -43,7 +44,12 @@ def _player(
     proposer: Proposer = Remembered(SmallModel(load_policy(policy), load_verifier(verifier), candidates), memory)
     if not log_probs:
         proposer = WithoutLogprobs(proposer)
-    return proposer, taught_environment(read_tasks(dataset), tuple(TABLE.values()))
+    return proposer, taught_environment(read_tasks(dataset), tuple(TABLE.values()), spent_folder(memory))
+
+
+def spent_folder(memory: Path) -> Path:
+    """Where all plays of the stage that keeps a player's ``memory`` count what the LLM costs."""
+    return next((folder for folder in memory.parents if folder.name == RESUMING), memory.parent) / SPENT
 
 
 def player(

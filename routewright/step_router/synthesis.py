@@ -15,14 +15,15 @@ from typing import Any
 from rich.progress import Progress
 
 from routewright.errors import BadInput
+from routewright.language_models.chat import named_model
 from routewright.step_router.dataset import Tasks, read_tasks
 from routewright.step_router.environments.protocol import Observation
 from routewright.step_router.environments.textworld_env import PASSIVE
-from routewright.step_router.identity import check_stage
+from routewright.step_router.identity import RESUMING, check_stage
 from routewright.step_router.perturbations import Perturbed, perturbation_seeds, without
 from routewright.step_router.profile import StepRouterProfile, SynthesisSection
 from routewright.step_router.situations import Situation
-from routewright.step_router.taught import taught_environment
+from routewright.step_router.taught import SPENT, taught_environment
 
 STATES = "states.jsonl"
 
@@ -121,21 +122,26 @@ def synthesize(dataset: Path, out: Path, profile: StepRouterProfile, seed: int) 
     with Progress() as progress, ProcessPoolExecutor(profile.workers) as pool:
         bar = progress.add_task("teacher episodes", total=len(names))
         states: list[State] = []
-        for some in pool.map(partial(_task_states, tasks, profile.synthesis, seed), names):
+        for some in pool.map(partial(_task_states, tasks, profile.synthesis, seed, out / RESUMING / SPENT), names):
             states += some
             progress.advance(bar)
     lines = "".join(f"{state.to_json()}\n" for state in states)
     partial_file = out / f"{STATES}.partial"
     partial_file.write_text(lines, encoding="utf-8")
     os.replace(partial_file, out / STATES)
-    stats = {"states": len(states), "tasks": len(names), "episodes": len(names) * profile.synthesis.episodes_per_task}
+    stats = {
+        "states": len(states),
+        "tasks": len(names),
+        "episodes": len(names) * profile.synthesis.episodes_per_task,
+        "teacher": named_model() or "expert",
+    }
     (out / "stats.json").write_text(json.dumps(stats, indent=1))
 
 
-def _task_states(tasks: Tasks, settings: SynthesisSection, seed: int, task: str) -> list[State]:
+def _task_states(tasks: Tasks, settings: SynthesisSection, seed: int, spent: Path, task: str) -> list[State]:
     seeds = perturbation_seeds("policy", settings.seeds)
     rng = random.Random(f"synthesis/{seed}/{task}")
-    environment = taught_environment(tasks, without(settings.unseen))
+    environment = taught_environment(tasks, without(settings.unseen), spent)
     try:
         states = []
         for _ in range(settings.episodes_per_task):

@@ -112,17 +112,13 @@ def create(api: Any, deployment: Deployment, manifest: Object) -> Any:
     )
 
 
-def change(api: Any, deployment: Deployment, edit: Callable[[Object], None], expected: str) -> Object:
+def change(api: Any, deployment: Deployment, edit: Callable[[Object], None], last: Object) -> Object:
     """Read, edit and replace the InferenceService, again where somebody else was quicker; unchanged is not written.
 
-    StageFailed where its model is no longer ``expected`` (the hash that PREDICTOR holds): another promotion took over.
+    StageFailed where its predictor or canary is no longer that of ``last``, the object as it was left or found before.
     """
     for _ in range(CONFLICTS):
-        live = deployed(api, deployment)
-        if live is None:
-            raise StageFailed(f"{deployment.service} was deleted meanwhile; start the promotion again")
-        if annotation(live, PREDICTOR) != expected:
-            raise StageFailed(f"{deployment.service} was changed by another promotion meanwhile; look at it and start again")
+        live = _undisturbed(api, deployment, last)
         wanted = copy.deepcopy(live)
         edit(wanted)
         if wanted == live:
@@ -142,15 +138,35 @@ def change(api: Any, deployment: Deployment, edit: Callable[[Object], None], exp
     raise StageFailed(f"{deployment.service} was changed by others {CONFLICTS} times while it was updated; start again")
 
 
-def wait(api: Any, deployment: Deployment, pending: Callable[[Object], str]) -> Object:
-    """The object once ``pending`` finds nothing; NotReady after ``canary.ready_s``, Unreachable if nobody answered then."""
+def _undisturbed(api: Any, deployment: Deployment, last: Object) -> Object:
+    """The object as it is now; StageFailed where someone else took the rollout back, or moved it on, since ``last``."""
+    live = deployed(api, deployment)
+    if live is None:
+        raise StageFailed(f"{deployment.service} was deleted meanwhile; start the promotion again")
+    if _rollout_of(live) != _rollout_of(last):
+        raise StageFailed(
+            f"{deployment.service} was rolled back or out by someone else meanwhile; traffic and aliases stay as they are"
+        )
+    return live
+
+
+def _rollout_of(live: Object) -> tuple[Any, ...]:
+    """The predictor that was asked for, and the canary's predictor and share, in whichever mode."""
+    spec = live["spec"]
+    canaries = [(canary["predictor"].get("name"), canary.get("trafficPercent")) for canary in spec.get("canary") or []]
+    return annotation(live, PREDICTOR), spec["predictor"].get("canaryTrafficPercent"), canaries
+
+
+def wait(api: Any, deployment: Deployment, pending: Callable[[Object], str], last: Object) -> Object:
+    """The object once ``pending`` finds nothing; NotReady after ``canary.ready_s``, Unreachable if nobody answered then.
+
+    StageFailed as `change` has it.
+    """
     deadline = time.monotonic() + deployment.canary.ready_s
     while True:
         unreachable, why = None, ""
         try:
-            found = deployed(api, deployment)
-            if found is None:
-                raise StageFailed(f"{deployment.service} was deleted meanwhile; start the promotion again")
+            found = _undisturbed(api, deployment, last)
             why = pending(found)
             if not why:
                 return found

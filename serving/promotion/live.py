@@ -43,6 +43,11 @@ def canary_of(live: Object) -> Object:
     return (live["spec"].get("canary") or [{}])[0].get("predictor") or {}
 
 
+def canary_version(live: Object | None) -> str:
+    """The version of a canary that is open beside the served one in Standard mode, "" where none is."""
+    return "" if live is None else str((canary_of(live).get("annotations") or {}).get(VERSION, ""))
+
+
 def stable_revision(live: Object, deployment: Deployment) -> str:
     """What serves the champion: its Knative revision, or in Standard mode its service."""
     if deployment.mode == "Standard":

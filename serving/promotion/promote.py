@@ -14,19 +14,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from routewright import model_registry as registry
 from routewright import tracking
 from routewright.errors import BadInput, StageFailed
 from routewright.evaluation.gates import Check, Evidence, GateBounds, promotion_gates
+from serving.promotion.decision import Decision, log_decision, record_decision, recorded_decision, write_decision
 from serving.promotion.deployment import Deployment, check_size
 from serving.promotion.evidence import ROWS, answer_again, description_of, read_evidence, read_summary
-from serving.promotion.inference_service import VERSION, inference_service, manifest_diff, manifest_text, predictor
+from serving.promotion.inference_service import (
+    ROLLED_BACK,
+    VERSION,
+    inference_service,
+    manifest_diff,
+    manifest_text,
+    predictor,
+)
 from serving.promotion.kserve_api import annotation, connect_cluster, deployed, reachable
 from serving.promotion.latency import latency_check, not_measured
-from serving.promotion.live import canary_percent, check_mode
-from serving.promotion.model_card import checks_markdown, model_card
+from serving.promotion.live import canary_percent, canary_version, check_mode
+from serving.promotion.model_card import model_card
 from serving.promotion.rollback import redeploy, restore
 from serving.promotion.rollout import roll_out
 
@@ -35,47 +41,12 @@ if TYPE_CHECKING:
 
 Router = Literal["search-router", "step-router", "ensemble-router"]
 Say = Callable[[str], None]
-Outcome = Literal["promoted", "challenger", "unchanged", "refused", "aborted", "would promote"]
 LOG_MODEL = {
     "search-router": tracking.log_search_model, "step-router": tracking.log_risk_model,
     "ensemble-router": tracking.log_ensemble_model,
 }  # fmt: skip
 PENDING = "(assigned when registered)"
 """Stands for the version of a model that a dry run did not register."""
-
-
-class Decision(BaseModel):
-    """``decision.json``: what was decided and why. Exit code 3 for refused, 0 for what was done or is to be done."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    router: str
-    outcome: Outcome
-    reason: str
-    model_version: str
-    digest: str
-    version: str | None = None
-    champion: str | None = None
-    """The registry's version that was the champion; None for a first model, which meets absolute gates only."""
-    checks: list[Check]
-    rollout: dict[str, Any] | None = None
-    gate: bool = False
-    """A gate or a canary's metric said no."""
-    decided: str
-
-    def text(self) -> str:
-        """``decision.md``."""
-        against = f"the champion, version {self.champion}" if self.champion else "no champion: absolute gates only"
-        lines = [
-            f"# {self.router}: {self.outcome}", "", self.reason, "",
-            f"Candidate `{self.model_version}` (SHA-256 `{self.digest}`), judged against {against}; {self.decided}.", "",
-            checks_markdown(self.checks),
-        ]  # fmt: skip
-        for step in (self.rollout or {}).get("steps", []):
-            load = step["candidate"]
-            seen = f"{load['requests']:.0f} requests, error rate {load['error_rate']:.1%}" if load else "readiness only"
-            lines.append(f"\n{step['percent']} % of the traffic: {seen}.")
-        return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -127,14 +98,15 @@ def promote(
     own_version = str(description["model_version"])
     summary = read_summary(candidate.evaluation)
     check_model(candidate.model, deployment)
-    check_cluster(deployment)
+    live = check_cluster(deployment)
     client = registry.registry_client()
     champion = registry.version_at(client, router, registry.CHAMPION)
+    other = champion.version if champion is not None and champion.digest != digest else None
     if champion is not None and champion.digest == digest:
         checks: list[Check] = []
     else:
-        checks = judge(candidate, own_version, client, champion, bounds)
-    other = champion.version if champion is not None and champion.digest != digest else None
+        begun = checks_of_begun(client, router, digest, other, live)
+        checks = begun or judge(candidate, own_version, client, champion, bounds)
     decision = Decision(
         router=router, outcome="promoted", reason="", model_version=own_version, digest=digest, champion=other,
         checks=checks, decided=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -161,11 +133,26 @@ def promote(
     return decision
 
 
-def check_cluster(deployment: Deployment | None) -> None:
-    """BadInput for a cluster that cannot be reached, or not in this mode, before anything is judged or registered."""
+def check_cluster(deployment: Deployment | None) -> dict[str, Any] | None:
+    """The InferenceService, None where there is none; BadInput for a cluster that cannot be reached, or in another mode."""
     live = None if deployment is None else look_at(deployment)
     if deployment is not None and live is not None:
         check_mode(live, deployment)
+    return live
+
+
+def checks_of_begun(
+    client: MlflowClient, router: Router, digest: str, champion: str | None, live: dict[str, Any] | None
+) -> list[Check]:
+    """The gates that a candidate passed before its rollout began; empty where none has, or against another champion.
+
+    Judged anew, with another p99 ratio, it could be refused half-way, and its canary would stay open with nobody watching.
+    """
+    found = registry.version_with_digest(client, router, digest)
+    if live is None or found is None or found.version != (canary_version(live) or annotation(live, VERSION)):
+        return []
+    recorded = recorded_decision(client, found)
+    return recorded.checks if recorded.champion == champion else []
 
 
 def judge(
@@ -260,6 +247,7 @@ def carry_out(
     serving = registry.CHAMPION in found.aliases
     update: dict[str, Any] = {"version": version}
     if not serving:
+        record_decision(client, router, version, decision)
         registry.set_challenger(client, router, version)
     if challenger and not serving:
         reason = f"all gates passed: version {version} is the challenger; it is registered and nothing is served"
@@ -304,6 +292,7 @@ def show_manifest(client: MlflowClient, candidate: Candidate, digest: str, deplo
 def roll_back(router: Router, deployment: Deployment | None, say: Say) -> str:
     """Traffic and aliases back to the previous version; the sentence that says what happened. Repeated, it changes nothing.
 
+    The champion is afterwards what has all traffic, also where the service served another version than the champion.
     BadInput where there is nothing to go back to; StageFailed where the cluster is left in between.
     """
     client = registry.registry_client()
@@ -311,15 +300,20 @@ def roll_back(router: Router, deployment: Deployment | None, say: Say) -> str:
     if registry.CHAMPION not in now:
         raise BadInput(f"model '{router}': no version has the alias {registry.CHAMPION}, nothing to roll back")
     if deployment is not None:
+        canary = canary_version(look_at(deployment))
         taken_back = restore(connect_cluster(), deployment, say)
-        live = look_at(deployment)
-        served = "" if live is None else annotation(live, VERSION)
-        if served == now[registry.CHAMPION]:
+        live = look_at(deployment) or {"metadata": {}}
+        served, left = annotation(live, VERSION), {canary, annotation(live, ROLLED_BACK)}
+        # The champion is the previous version too where the aliases were being moved as this was killed.
+        if served == now[registry.CHAMPION] != now.get(registry.PREVIOUS):
             # What was taken back had not become the champion: a rollout under way, or the aliases were done before.
-            if taken_back or registry.CHALLENGER in now or registry.PREVIOUS not in now:
-                registry.drop_challenger(client, router, now.get(registry.CHALLENGER, ""))
+            if taken_back or now.get(registry.CHALLENGER) in left or registry.PREVIOUS not in now:
+                for version in left:
+                    registry.drop_challenger(client, router, version)
                 return f"version {served} is the champion and has all traffic"
             served = deploy_previous(client, router, deployment, say)
+        elif served and served != now.get(registry.PREVIOUS):
+            client.set_registered_model_alias(router, registry.PREVIOUS, served)
         say(f"version {served} has all traffic")
     champion = registry.restore_previous(client, router)
     told = "" if deployment is not None else "; no deployment was given, so nothing served was touched"
@@ -342,22 +336,6 @@ def look_at(deployment: Deployment) -> dict[str, Any] | None:
     api = connect_cluster()
     found: dict[str, Any] | None = reachable(lambda: deployed(api, deployment))
     return found
-
-
-def write_decision(decision: Decision, card: str, out: Path) -> None:
-    """decision.json, decision.md and MODEL_CARD.md."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / registry.MODEL_CARD).write_text(card, encoding="utf-8")
-        (out / "decision.md").write_text(decision.text(), encoding="utf-8")
-        (out / "decision.json").write_text(decision.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--out {out}: cannot write there ({error.strerror})") from None
-
-
-def log_decision(out: Path) -> None:
-    """The written files as artifacts of the active run."""
-    tracking.log_files([out / name for name in ("decision.json", "decision.md", registry.MODEL_CARD)])
 
 
 def log_text(text: str, name: str) -> None:

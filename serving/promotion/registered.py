@@ -1,6 +1,6 @@
 """Promotion of a version that is in the registry already: a challenger, or one that was taken back.
 
-It went through its gates before it was registered. They count while the champion is the one that it was compared with.
+It has been judged against a champion, last when its run was promoted. That counts while there is no other champion.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING
 from routewright import model_registry as registry
 from routewright import tracking
 from routewright.errors import BadInput
+from serving.promotion.decision import Decision, log_decision, recorded_decision, write_decision
 from serving.promotion.deployment import Deployment
 from serving.promotion.promote import (
     Candidate,
-    Decision,
     Router,
     Say,
     carry_out,
     champion_files,
     check_cluster,
     check_model,
-    log_decision,
     show_manifest,
-    write_decision,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ def promote_version(
 ) -> Decision:
     """Roll out a registered version and make it the champion; decision.json, decision.md and MODEL_CARD.md go to ``out``.
 
-    Its gates are those of the decision that registered it; the champion itself has none and takes new settings of its
+    Its gates are those of the last decision for it; the champion itself has none and takes new settings of its
     deployment. BadInput where there is no such version, or it was compared with another champion than the one there is.
     """
     check_cluster(deployment)
@@ -75,22 +73,3 @@ def registered(client: MlflowClient, router: str, number: str) -> tuple[registry
     except MlflowException as error:
         raise BadInput(f"model '{router}' version {number}: not in the registry ({error.error_code})") from None
     return registry.described(client, found), found.description or ""
-
-
-def recorded_decision(client: MlflowClient, version: registry.RegisteredVersion) -> Decision:
-    """The decision that registered a version, as it was before anything was done; BadInput where its run has none."""
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    run = client.get_model_version(version.name, version.version).run_id
-    try:
-        file = Path(mlflow.artifacts.download_artifacts(run_id=run, artifact_path="decision.json"))
-        found = Decision.model_validate_json(file.read_text(encoding="utf-8"))
-    except (MlflowException, OSError, ValueError) as error:
-        raise BadInput(
-            f"model '{version.name}' version {version.version}: its run has no decision.json with its gates "
-            f"({type(error).__name__})"
-        ) from None
-    if found.digest != version.digest or not all(check.passed for check in found.checks):
-        raise BadInput(f"model '{version.name}' version {version.version}: its decision.json does not say that it passed")
-    return found.model_copy(update={"outcome": "promoted", "reason": "", "gate": False, "rollout": None})

@@ -9,7 +9,7 @@ from typing import Any
 
 from routewright.errors import BadInput, StageFailed
 from serving.promotion.deployment import Deployment
-from serving.promotion.inference_service import PREDICTOR, PREVIOUS, ROLLED_BACK, VERSION, standard_canary
+from serving.promotion.inference_service import PREVIOUS, ROLLED_BACK, VERSION, standard_canary
 from serving.promotion.kserve_api import NotReady, Object, Unreachable, annotation, change, deployed, wait
 from serving.promotion.live import (
     canary_of,
@@ -37,7 +37,17 @@ def restore(api: Any, deployment: Deployment, say: Say) -> str:
         if live is None:
             raise BadInput(f"{deployment.service}: not deployed in namespace {deployment.namespace}, nothing to roll back")
         check_mode(live, deployment)
-        return (_restore_knative if deployment.mode == "Knative" else _restore_standard)(api, deployment, live, say)
+        return _restore_from(api, deployment, live, say)
+
+
+def take_back(api: Any, deployment: Deployment, last: Object, say: Say) -> None:
+    """`restore` of the rollout that left the object as ``last``; StageFailed where someone else was quicker."""
+    with _finished_by_the_next(deployment):
+        _restore_from(api, deployment, last, say)
+
+
+def _restore_from(api: Any, deployment: Deployment, live: Object, say: Say) -> str:
+    return (_restore_knative if deployment.mode == "Knative" else _restore_standard)(api, deployment, live, say)
 
 
 def redeploy(api: Any, deployment: Deployment, manifest: Object) -> None:
@@ -54,14 +64,13 @@ def redeploy(api: Any, deployment: Deployment, manifest: Object) -> None:
         if deployment.mode == "Standard":
             _bring_back(api, deployment, live, own_marks(manifest))
         else:
-            replace_predictor(api, deployment, manifest, live)
-            wait(api, deployment, _latest_not_ready)
+            wait(api, deployment, _latest_not_ready, replace_predictor(api, deployment, manifest, live))
 
 
-def replace_predictor(api: Any, deployment: Deployment, manifest: Object, live: Object) -> None:
+def replace_predictor(api: Any, deployment: Deployment, manifest: Object, live: Object) -> Object:
     """Put the manifest's predictor in place of the live one, with no way back in the object: the registry has one."""
     marks, left = own_marks(manifest), annotation(live, VERSION)
-    change(api, deployment, lambda found: put_predictor(found, marks, {ROLLED_BACK: left}), annotation(live, PREDICTOR))
+    return change(api, deployment, lambda found: put_predictor(found, marks, {ROLLED_BACK: left}), live)
 
 
 @contextmanager
@@ -87,14 +96,13 @@ def _restore_knative(api: Any, deployment: Deployment, live: Object, say: Say) -
     if not annotation(live, PREVIOUS):
         _no_way_back(live, deployment)
         if percent is None:
-            wait(api, deployment, _latest_not_ready)
+            wait(api, deployment, _latest_not_ready, live)
             return ""
     else:
-        marks = json.loads(annotation(live, PREVIOUS))
-        current, version = annotation(live, PREDICTOR), annotation(live, VERSION)
+        marks, version = json.loads(annotation(live, PREVIOUS)), annotation(live, VERSION)
         # Traffic first: 0 % points it at the last revision that had all of it, which is still there.
-        change(api, deployment, lambda found: found["spec"]["predictor"].update(canaryTrafficPercent=0), current)
-        wait(api, deployment, _latest_has_traffic)
+        live = change(api, deployment, lambda found: found["spec"]["predictor"].update(canaryTrafficPercent=0), live)
+        wait(api, deployment, _latest_has_traffic, live)
         say("traffic is back at the previous revision")
 
         def put_back(found: Object) -> None:
@@ -102,11 +110,10 @@ def _restore_knative(api: Any, deployment: Deployment, live: Object, say: Say) -
             # Still at 0 %: without it the newest ready revision, the one to be left, would get all traffic again.
             found["spec"]["predictor"]["canaryTrafficPercent"] = 0
 
-        live = change(api, deployment, put_back, current)
-    wait(api, deployment, _latest_not_ready)
-    current = annotation(live, PREDICTOR)
-    change(api, deployment, lambda found: found["spec"]["predictor"].pop("canaryTrafficPercent", None), current)
-    wait(api, deployment, why_not_ready)
+        live = change(api, deployment, put_back, live)
+    wait(api, deployment, _latest_not_ready, live)
+    live = change(api, deployment, lambda found: found["spec"]["predictor"].pop("canaryTrafficPercent", None), live)
+    wait(api, deployment, why_not_ready, live)
     return annotation(live, VERSION)
 
 
@@ -135,8 +142,8 @@ def _restore_standard(api: Any, deployment: Deployment, live: Object, say: Say) 
     canary = canary_of(live)
     # By the mark of a rollback: a rollout may also be of the previous predictor.
     if canary and ROLLED_BACK not in (canary.get("annotations") or {}):
-        change(api, deployment, lambda found: found["spec"].pop("canary", None), annotation(live, PREDICTOR))
-        wait(api, deployment, why_not_ready)
+        live = change(api, deployment, lambda found: found["spec"].pop("canary", None), live)
+        wait(api, deployment, why_not_ready, live)
         return annotation(live, VERSION)
     if not annotation(live, PREVIOUS):
         _no_way_back(live, deployment)
@@ -148,20 +155,20 @@ def _restore_standard(api: Any, deployment: Deployment, live: Object, say: Say) 
 
 def _bring_back(api: Any, deployment: Deployment, live: Object, marks: Object) -> Object:
     """The object of Standard mode with an earlier predictor in its place again."""
-    current, version = annotation(live, PREDICTOR), annotation(live, VERSION)
+    version = annotation(live, VERSION)
     # The old pods are gone: they start beside the new ones and take over once they are ready.
     spec = {
         **marks["predictor"],
         "name": marks["predictor"].get("name") or "previous",
         "annotations": {**(marks["predictor"].get("annotations") or {}), ROLLED_BACK: version},
     }
-    change(api, deployment, lambda found: found["spec"].update(canary=[standard_canary(spec, 100)]), current)
+    live = change(api, deployment, lambda found: found["spec"].update(canary=[standard_canary(spec, 100)]), live)
     # The version that is left need not be ready, that may be why it is left.
-    wait(api, deployment, lambda found: why_unseen(found) or why_canary_waits(found, deployment, spec, 100))
+    wait(api, deployment, lambda found: why_unseen(found) or why_canary_waits(found, deployment, spec, 100), live)
 
     def put_back(found: Object) -> None:
         put_predictor(found, {**marks, "predictor": spec}, {ROLLED_BACK: version})
         found["spec"].pop("canary", None)
 
-    change(api, deployment, put_back, current)
-    return wait(api, deployment, why_not_ready)
+    live = change(api, deployment, put_back, live)
+    return wait(api, deployment, why_not_ready, live)

@@ -40,7 +40,7 @@ from serving.promotion.live import (
     why_not_ready,
     why_step_waits,
 )
-from serving.promotion.rollback import Say, replace_predictor, restore
+from serving.promotion.rollback import Say, replace_predictor, take_back
 from serving.promotion.traffic import Load, complaint, reader
 
 READS = 12  # tries to read metrics, poll_s apart: Prometheus needs up to a minute to restart
@@ -77,28 +77,28 @@ def roll_out(api: Any, deployment: Deployment, manifest: Object, say: Say) -> Ro
 
     The first deployment has nothing to be compared with and takes all traffic once it is ready, as does the one after a
     version that is not ready. BadInput where the mode differs or another version's rollout is under way; StageFailed where
-    the way back did not work either.
+    the way back did not work either, or someone else took the rollout back meanwhile: then nothing more is touched.
     """
     live = reachable(lambda: deployed(api, deployment))
     spec = manifest["spec"]["predictor"]
     wanted = hash_of(spec)
     if live is None:
         try:
-            reachable(lambda: call(deployment, "create", lambda: create(api, deployment, manifest)))
+            made = reachable(lambda: call(deployment, "create", lambda: create(api, deployment, manifest)))
         except Conflict:
             raise StageFailed(f"{deployment.service} was created by another promotion meanwhile; start again") from None
         say(f"created {deployment.service}, waiting until it is ready")
-        return _settled(api, deployment, "deployed", "the first version, so there was no canary")
+        return _settled(api, deployment, made, "deployed", "the first version, so there was no canary")
     check_mode(live, deployment)
     percent, own = canary_percent(live, deployment.mode), is_rolling_out(live, deployment, spec)
     if percent is None and annotation(live, PREDICTOR) == wanted:
-        return _settled(api, deployment, "unchanged", "this version already has all traffic")
+        return _settled(api, deployment, live, "unchanged", "this version already has all traffic")
     served = reachable(lambda: _served(api, deployment, live))
     if served is None:
         left = annotation(live, VERSION)
         say(f"version {left} is not ready: this one takes all traffic once it is")
-        reachable(lambda: replace_predictor(api, deployment, manifest, live))
-        return _settled(api, deployment, "deployed", f"version {left} is not ready, so there was no canary")
+        replaced = reachable(lambda: replace_predictor(api, deployment, manifest, live))
+        return _settled(api, deployment, replaced, "deployed", f"version {left} is not ready, so there was no canary")
     if percent == 0 and deployment.mode == "Knative":
         raise BadInput(f"{deployment.service}: a rollback is not finished; finish it with routewright rollback")
     if percent is not None and not own:
@@ -109,25 +109,26 @@ def roll_out(api: Any, deployment: Deployment, manifest: Object, say: Say) -> Ro
         for share in deployment.canary.steps:
             if percent is not None and share < percent:
                 continue
-            expected = annotation(deployed(api, deployment) or live, PREDICTOR)
-            change(api, deployment, _step_edit(deployment, manifest, share), expected)
+            live = change(api, deployment, _step_edit(deployment, manifest, share), live)
             say(f"{share} % of the traffic: waiting until it is ready")
-            now = wait(api, deployment, lambda found, share=share: why_step_waits(found, deployment, spec, share))  # type: ignore[misc]
+            now = wait(api, deployment, lambda found, share=share: why_step_waits(found, deployment, spec, share), live)  # type: ignore[misc]
             steps.append(_watch(api, deployment, spec, share, now, champion, steps, say))
-        change(api, deployment, _final_edit(deployment, manifest), annotation(deployed(api, deployment) or live, PREDICTOR))
-        wait(api, deployment, why_not_ready)
+        live = change(api, deployment, _final_edit(deployment, manifest), live)
+        wait(api, deployment, why_not_ready, live)
     except (NotReady, _Worse) as stopped:
         say(f"taking it back: {stopped}")
-        restore(api, deployment, say)
+        take_back(api, deployment, live, say)
         return Rollout("aborted", str(stopped), isinstance(stopped, _Worse), steps)
     except Unreachable as error:
         raise StageFailed(f"{error}; the rollout stands at its last step, start it again to go on") from None
     return Rollout("rolled-out", f"all steps passed: {', '.join(f'{step.percent} %' for step in steps)}", False, steps)
 
 
-def _settled(api: Any, deployment: Deployment, outcome: Literal["deployed", "unchanged"], reason: str) -> Rollout:
+def _settled(
+    api: Any, deployment: Deployment, live: Object, outcome: Literal["deployed", "unchanged"], reason: str
+) -> Rollout:
     try:
-        wait(api, deployment, why_not_ready)
+        wait(api, deployment, why_not_ready, live)
     except NotReady as error:
         return Rollout("aborted", f"{error}; there is no earlier version to go back to")
     except Unreachable as error:
@@ -146,7 +147,7 @@ def _served(api: Any, deployment: Deployment, live: Object) -> Object | None:
         return live
     try:
         # Also one that only restarts is not ready for a while.
-        return wait(api, deployment, why_not_ready)
+        return wait(api, deployment, why_not_ready, live)
     except NotReady:
         return None
 
@@ -210,7 +211,7 @@ def _watch(
         if waited >= canary.hold_s:
             break
         time.sleep(min(canary.poll_s, max(0.0, canary.hold_s - waited)))
-    wait(api, deployment, lambda found: why_step_waits(found, deployment, spec, share))
+    wait(api, deployment, lambda found: why_step_waits(found, deployment, spec, share), now)
     if own is not None and own.requests < canary.min_requests:
         raise _Worse(f"at {share} %: {own.requests:.0f} requests in {canary.hold_s:g} s, expected {canary.min_requests}")
     shown = "ready" if own is None else f"{own.requests:.0f} requests, error rate {own.error_rate:.1%}"

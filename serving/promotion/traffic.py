@@ -37,14 +37,14 @@ class Page:
 
 
 def parse_page(text: str) -> Page:
-    """The router's counters in Prometheus' text format, summed over routers and protocols."""
+    """The router's counters in Prometheus' text format, summed over routers and protocols; feedback is no request."""
     from prometheus_client.parser import text_string_to_metric_families
 
     requests = failures = 0.0
     buckets: dict[float, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == REQUESTS:
+            if sample.name == REQUESTS and sample.labels.get("protocol") != "feedback":
                 requests += sample.value
                 failures += sample.value if sample.labels.get("outcome") in FAILURES else 0
             elif sample.name == LATENCY and sample.labels.get("phase") == "total":

@@ -66,7 +66,8 @@ def test_a_failed_stage_keeps_its_folder_and_is_not_finished(work: Path) -> None
         with stage("toy", {}, {}, output, log) as current:
             assert not current.done
             found = [file.name for file in current.folder.iterdir()]
-            (current.folder / "checkpoint-7").mkdir(exist_ok=True)
+            (current.folder / "checkpoints" / "checkpoint-7").mkdir(parents=True, exist_ok=True)
+            (current.folder / "checkpoints" / "checkpoint-7" / "weights").touch()
             if fail:
                 raise RuntimeError("killed")
         return found
@@ -74,8 +75,72 @@ def test_a_failed_stage_keeps_its_folder_and_is_not_finished(work: Path) -> None
     with pytest.raises(RuntimeError):
         attempt(fail=True)
     assert not (work / "out").exists()
-    assert attempt(fail=False) == ["checkpoint-7"]
+    assert attempt(fail=False) == ["checkpoints"]
     assert list((work / "out").iterdir()) == [], "checkpoints are not part of the artifact"
+
+
+def test_what_a_dataset_calls_a_checkpoint_is_handed_on(work: Path) -> None:
+    """Only what stages themselves keep for resuming stays behind."""
+    names = ("tasks/checkpoint-restore/task.toml", "tasks/checkpoints/tests/checkpoint.json", "checkpoint.jsonl")
+    own = (
+        "checkpoints/rows/0000.jsonl",
+        "judge/checkpoints/x",
+        "policy/checkpoints/x",
+        "rules/no-rl/checkpoint.safetensors",
+    )
+    output, log = artifact(work / "out"), artifact(work / "log")
+    with stage("toy", {}, {}, output, log) as current:
+        for name in (*names, *own):
+            (current.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (current.folder / name).write_text("1")
+    out = work / "out"
+    assert {file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()} == set(names)
+    before = output.metadata["digest"]
+    assert before == stage_module.digest_of_artifact(artifact(current.folder)), "nor do they count"
+    for name in names:
+        fresh = current.folder / name
+        fresh.write_text("2")
+        assert stage_module.digest_of_artifact(artifact(current.folder)) != before
+        before = stage_module.digest_of_artifact(artifact(current.folder))
+
+
+@pytest.mark.parametrize("name", ["checkpoint-restore", "checkpoints"])
+def test_a_task_called_checkpoint_counts(tmp_path: Path, name: str) -> None:
+    task = tmp_path / name
+    task.mkdir()
+    (task / "instruction.md").write_text("Sort the file.")
+    before = environment_digest(str(tmp_path))
+    (task / "instruction.md").write_text("Sort the files.")
+    assert environment_digest(str(tmp_path)) != before
+
+
+@pytest.mark.parametrize(
+    ("router", "name", "asks"),
+    [("step-router", "synthesize", True), ("step-router", "calibrate", True), ("step-router", "evaluate", True),
+     ("step-router", "distill-bc", False), ("step-router", "fetch-dataset", False), ("search-router", "synthesize", True),
+     ("search-router", "rl", True), ("search-router", "evaluate", True), ("search-router", "sft", False),
+     ("ensemble-router", "evaluate", False)],
+)  # fmt: skip
+def test_the_language_model_counts_in_stages_that_ask_it(
+    work: Path, monkeypatch: pytest.MonkeyPatch, router: str, name: str, asks: bool
+) -> None:
+    def key() -> str:
+        output, log = artifact(work / "out"), artifact(work / f"log{len(list(work.iterdir()))}")
+        with stage(name, {}, {"seed": 0}, output, log, router) as current:
+            pass
+        return current.key
+
+    for variable in ("BASE_URL", "MODEL"):
+        monkeypatch.delenv(f"ROUTEWRIGHT_LLM_{variable}", raising=False)
+    without = key()
+    assert without == stage_key(name, {}, {"seed": 0}), "no other key than before"
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_BASE_URL", "http://localhost:1/v1")
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MODEL", "big")
+    big = key()
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_BASE_URL", "http://localhost:2/v1")
+    elsewhere = key()
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MODEL", "bigger")
+    assert len({without, big, elsewhere, key()}) == (4 if asks else 1)
 
 
 def test_the_digest_in_the_metadata_saves_reading_the_files(tmp_path: Path) -> None:

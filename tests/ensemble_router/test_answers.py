@@ -54,6 +54,9 @@ def test_normalised() -> None:
         ("7−2", "2"),
         ("year 1,000,000", "1000000"),
         ("x2", None),
+        ("1,2", "2"),
+        ("1,2345", "2345"),
+        ("0,100", "100"),
         ("٣", None),
         ("none", None),
     ],
@@ -65,6 +68,13 @@ def test_last_number(text: str, value: str | None) -> None:
 def test_number_is_plain() -> None:
     assert number("-1,200.5") == Decimal("-1200.5")
     assert [number(text) for text in ("1e9", "٣", "½", "2 apples", "9" * 101, "")] == [None] * 6
+
+
+def test_commas_of_a_number_part_thousands() -> None:
+    """A list is no number; "1,234" could be one of two, and is read as a number."""
+    lists = ("1,2", "3,5,7", "-1,7", "1,2345", "1234,567", "0,100", "1,234,5", "1.5,200", ",1", "1,", "1,234,")
+    assert [number(text) for text in lists] == [None] * len(lists)
+    assert [number(text) for text in ("1,234", "-$12,345.5", "+100,200,300")] == [1234, Decimal("-12345.5"), 100200300]
 
 
 @pytest.mark.parametrize(

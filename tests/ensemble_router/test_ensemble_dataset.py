@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("reasoning_gym", reason="reasoning-gym is in the ensemble extra")
 
 from routewright.ensemble_router.dataset import OUT_OF_DISTRIBUTION, load_split, majority_answers, synthesize
+from routewright.ensemble_router.fetch import fetch_tasks
 from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
 from routewright.ensemble_router.tasks import Task
 from routewright.errors import BadInput
@@ -61,6 +63,33 @@ def test_files_are_split_by_prompt_and_a_file_without_a_split_is_told(tmp_path: 
     path.write_text(json.dumps(rows[0]), encoding="utf-8")
     with pytest.raises(BadInput, match="expected at least one"):
         synthesize(profile(families=(), files=({"path": path},)), tmp_path / "few", 0)
+
+
+MATH = {"problem": "Simplify.", "solution": r"So \boxed{\frac{1}{2}}."}
+LANGUAGE = {"prompt": "Write.", "instruction_id_list": ["language:response_language"], "kwargs": [{"language": "de"}]}
+SUM = {"question": "1 plus 1?", "answer": "#### 2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "missing"), [(MATH, "math-verify"), (MATH, "reasoning-gym"), (LANGUAGE, "langdetect"), (SUM, None)]
+)
+def test_tasks_that_need_the_extra_are_not_fetched_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], missing: str | None
+) -> None:
+    def version(package: str) -> str:
+        if package == missing or missing is None:
+            raise PackageNotFoundError(package)
+        return "1"
+
+    monkeypatch.setattr("routewright.ensemble_router.fetch.version", version)
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(SUM) + "\n" + json.dumps(row), encoding="utf-8")
+    settled = profile(families=(), files=({"path": path},))
+    if missing is None:
+        assert fetch_tasks(tmp_path / "out", settled)["tasks"] == {str(path): 2}
+        return
+    with pytest.raises(BadInput, match=rf"^{missing} is not installed: expected `pip install 'routewright\[ensemble\]'`$"):
+        fetch_tasks(tmp_path / "out", settled)
 
 
 def test_the_majority_answer_comes_from_training() -> None:

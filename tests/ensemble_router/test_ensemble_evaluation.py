@@ -22,11 +22,11 @@ from routewright.ensemble_router.agents import adapter_parameters
 from routewright.ensemble_router.coevolve_rules import coevolve_rules
 from routewright.ensemble_router.evaluation_run import OOD_RECORDS, RECORDS, evaluate_ensemble
 from routewright.ensemble_router.familiarity import load_heads
-from routewright.ensemble_router.held_out import Held, always, outcome
+from routewright.ensemble_router.held_out import Held, Outcome, always, outcome
 from routewright.ensemble_router.pooled import read_records
 from routewright.ensemble_router.profile import EnsembleProfile, load_ensemble_profile
 from routewright.ensemble_router.prompts import encode_prompt
-from routewright.ensemble_router.results import EnsembleResults
+from routewright.ensemble_router.results import EnsembleResults, row_of
 from routewright.ensemble_router.router import load_ensemble_router
 from routewright.ensemble_router.tasks import Task, read_tasks, write_tasks
 from routewright.ensemble_router.warm_up import base_model
@@ -114,6 +114,16 @@ def test_rules_are_fitted_on_training_questions_with_the_router_s_number_of_answ
     assert {line["id"] for line in kept} <= train
     assert len(kept) == min(len(train), tiny().coevolve.budget // 2)  # of two agents
     assert not (done / "evaluation" / "answers" / "warm-fit.jsonl").exists()
+
+
+def test_a_median_latency_has_the_interval_of_the_median() -> None:
+    """Of 1, 2 … 1001 ms the median's order-statistic interval, by the binomial, ends at the 470th and 532nd value."""
+    outcome = Outcome(np.ones(2), np.ones(2), np.ones(2), [[0], [0]])
+    row = row_of("familiarity", ["a", "b"], outcome, [], None, [float(n) for n in range(1, 1002)], 0, 50)
+    median = row.metrics["latency_ms/p50"]
+    assert (median.mean, median.n) == (501.0, 1001)
+    assert median.low == pytest.approx(470, abs=8)
+    assert median.high == pytest.approx(532, abs=8)
 
 
 def test_results_agree_with_the_kept_answers(done: Path) -> None:

@@ -26,7 +26,7 @@ def test_the_pooled_interval_is_of_questions_within_seeds() -> None:
 
 
 def test_over_trainings_is_student_s_interval_of_the_seeds_means() -> None:
-    # Means 0.1, 0.2, 0.3: s = 0.1, t(2) = 4.303, half = 4.303 * 0.1 / sqrt(3) = 0.2484; the questions' own spread is no part.
+    # Means 0.1, 0.2, 0.3: s = 0.1, t(2) = 4.303, half = 4.303 * 0.1 / sqrt(3) = 0.2484; the questions' spread is no part.
     pairs = [(np.full(4, m) + np.array([-1.0, 1.0, -1.0, 1.0]), np.zeros(4)) for m in (0.1, 0.2, 0.3)]
     found = over_trainings(pairs)
     assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)

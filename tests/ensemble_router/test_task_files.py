@@ -29,6 +29,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "aime": ({"problem": "Find n.", "answer": 204, "solution": "long"}, "math", "204"),
     "math": ({"problem": "Simplify.", "solution": r"So \boxed{\frac{1}{2}}.", "level": "Level 1"}, "math", r"\frac{1}{2}"),
     "olympiad": ({"question": "Find x.", "final_answer": ["$2\\sqrt{3}$"], "solution": ["long"]}, "math", "$2\\sqrt{3}$"),
+    "math-list": ({"problem": "All n?", "solution": r"So \boxed{3,5,7}.", "level": "Level 1"}, "math", "3,5,7"),
+    "olympiad-list": ({"question": "All x?", "final_answer": ["-1,7"], "solution": ["long"]}, "math", "-1,7"),
+    "list": ({"question": "All n?", "answer": "1,2"}, "exact", "1,2"),
     "arc": ({"id": "q1", "question": "Which?", "choices": {"text": ["red", "blue"], "label": ["1", "2"]}, "answerKey": "2"},
             "choice", "B"),
     "arc-stem": ({"question": {"stem": "Which?", "choices": [{"text": "red", "label": "A"}, {"text": "blue", "label": "B"}]},
@@ -47,6 +50,8 @@ def test_layouts_are_told_apart_by_their_fields(tmp_path: Path, name: str) -> No
     row, check, answer = LAYOUTS[name]
     (task,) = load(tmp_path / f"{name}.jsonl", row)
     assert (task.check, task.answer, task.domain) == (check, answer, name)
+    if check == "math":
+        pytest.importorskip("math_verify", reason="math-verify is in the ensemble extra")
     assert verify(task, f"Let me see.\nThe answer is {answer.strip('$')}.") == 1.0
     assert verify(task, "The answer is 7777.") == 0.0
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from routewright.ensemble_router import scoring_process
 from routewright.ensemble_router.tasks import Generator, Instruction, Task
-from routewright.ensemble_router.verify import equal_expressions, verify
-from routewright.sandbox import Limits
+from routewright.ensemble_router.verify import check_sandbox, equal_expressions, verify
+from routewright.errors import BadInput
+from routewright.sandbox import Limits, NoWalls, Sandbox, check_walls
 
 QUICK = Limits(wall_s=3, cpu_s=1, memory_bytes=300 << 20, file_bytes=1 << 20, disk_bytes=4 << 20, processes=8)
 
@@ -47,6 +49,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", sorted(HOSTILE))
 def test_no_completion_crashes_a_check_or_passes_it(kind: str) -> None:
+    pytest.importorskip("math_verify", reason="math-verify is in the ensemble extra")
     for one in TASKS:
         assert verify(one, HOSTILE[kind], timeout_s=3, limits=QUICK) == 0.0, one.check
 
@@ -72,6 +75,11 @@ def test_right_answers() -> None:
         ("3.0", "3", True),
         (r"\frac{1}{2}", "0.51", False),
         ("x+1", "x+2", False),
+        ("3,5,7", "3, 5, 7", True),
+        ("3,5,7", "357", False),
+        ("1,2", "12", False),
+        ("-1,7", "-17", False),
+        ("1,234", "1234", True),
         ("1", "", False),
     ],
 )
@@ -91,6 +99,25 @@ def test_a_late_score_is_none_and_the_next_one_comes() -> None:
     assert verify(one, "9**9**9**9**9", timeout_s=1) == 0.0
     assert time.monotonic() - start < 60  # it ends at all
     assert equal_expressions("1/2", "3/6")
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        ("raise ModuleNotFoundError(\"No module named 'math_verify'\")", "No module named 'math_verify'"),
+        ("import os; os._exit(3)", "it ended or was not ready after 120 s"),
+    ],
+)
+def test_a_scorer_that_cannot_start_is_no_wrong_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, reason: str
+) -> None:
+    (tmp_path / "math_verify.py").write_text(library)
+    monkeypatch.syspath_prepend(tmp_path)
+    scoring_process.stop()
+    for _ in range(2):
+        with pytest.raises(BadInput, match=rf"did not start, {reason}: expected `pip install 'routewright\[ensemble\]'`$"):
+            verify(task("math", r"\frac{1}{2}"), "0.5")
+    assert verify(task("math", "3"), "3") == 1.0  # needs none
 
 
 @pytest.mark.parametrize(
@@ -128,3 +155,15 @@ def test_code_that_forks_or_never_ends() -> None:
     assert verify(one, "import os\nwhile True:\n    os.fork()", limits=QUICK) == 0.0
     assert verify(one, "while True:\n    pass", limits=QUICK) == 0.0
     assert verify(one, "x = 'a' * (1 << 40)", limits=QUICK) == 0.0
+
+
+def test_code_is_refused_at_the_start_where_the_sandbox_has_no_walls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROUTEWRIGHT_SANDBOX", raising=False)
+    monkeypatch.setattr(Sandbox.__init__, "__defaults__", (None, False))
+    check_walls.cache_clear()
+    check_sandbox([one for one in TASKS if one.check != "code"])
+    with pytest.raises(NoWalls, match="ROUTEWRIGHT_SANDBOX=open"):
+        check_sandbox(TASKS)
+    with pytest.raises(NoWalls):
+        verify(task("code", None, tests="assert f(2) == 3"), "def f(x):\n    return x + 1", limits=QUICK)
+    check_walls.cache_clear()

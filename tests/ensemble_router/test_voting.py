@@ -28,6 +28,11 @@ def test_math_equivalent_answers_count_as_one() -> None:
     assert (found.winner, found.weight) == (0, pytest.approx(0.5 / 0.9))
 
 
+def test_a_list_is_not_the_number_of_its_digits() -> None:
+    pytest.importorskip("math_verify", reason="math-verify is in the ensemble extra")
+    assert vote(task("math", "1,2"), ["1,2", "12", "1, 2"], [0.3, 0.4, 0.2]).winner == 0
+
+
 def test_two_agents_are_top_1_unless_one_abstains() -> None:
     assert vote(EXACT, ["a", "b"], [0.3, 0.31]).winner == 1
     assert vote(EXACT, ["a", ""], [0.3, 0.31]) == Vote(0, "a", 1.0, (1,))

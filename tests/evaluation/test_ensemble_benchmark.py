@@ -55,7 +55,11 @@ def test_tables_over_two_seeds(benchmark: ModuleType) -> None:
     pooled = {line[0]: line[1:] for line in lines(text, "familiarity minus another row, accuracy, mean over seeds")}
     gain = np.mean([(r["familiarity"].reward - r["warm"].reward).mean() for r in (records[0], records[2])])
     assert float(pooled["warm"][0].split()[0]) == pytest.approx(gain, abs=6e-4)
-    assert pooled["warm"][1] == ""  # one seed has no records out of distribution
+    low, high = (float(end) for end in pooled["warm"][1].strip("[]").split(", "))
+    one, two = ((r["familiarity"].reward - r["warm"].reward).mean() for r in (records[0], records[2]))
+    half = 12.706 * abs(one - two) / 2  # t(1) · s / √2, which is half the distance
+    assert (low, high) == pytest.approx((gain - half, gain + half), abs=6e-4)
+    assert pooled["warm"][2:] == ["", ""]  # one seed has no records out of distribution
     domains = lines(text, "Accuracy by domain")
     assert [line[0] for line in domains] == ["gcd", "spell_backward", "gcd-large"]
     served = next(row for row in results.rows if row.name == "familiarity").metrics["accuracy/gcd"].mean

@@ -21,6 +21,7 @@ from routewright.language_models.chat import (
     ask_each,
     chat_client_from_environment,
     delimited,
+    named_model,
 )
 
 KEY = "sk-very-secret"
@@ -61,14 +62,15 @@ def test_the_same_question_is_asked_once_also_by_another_client(client, chat_ser
     assert (other.calls, other.tokens) == (0, 0)
 
 
-@pytest.mark.parametrize("change", ["model", "messages", "schema"])
+@pytest.mark.parametrize("change", ["model", "messages", "schema", "server"])
 def test_another_question_is_not_served_from_the_cache(client, chat_server, tmp_path, change):
     class Total(BaseModel):
         number: int
 
     client.ask(ASK, Count)
     model = "other" if change == "model" else "stand-in"
-    other = ChatClient(chat_server.url, model, tmp_path / "cache")
+    url = chat_server.url.replace("127.0.0.1", "localhost") if change == "server" else f"{chat_server.url}/"
+    other = ChatClient(url, model, tmp_path / "cache")
     messages = [*ASK[:1], {"role": "user", "content": "?"}] if change == "messages" else ASK
     other.ask(messages, Total if change == "schema" else Count)
     assert len(chat_server.requests) == 2
@@ -256,6 +258,43 @@ def test_wrong_urls_are_refused_unshown(tmp_path, url):
     with pytest.raises(BadInput, match="ROUTEWRIGHT_LLM_BASE_URL: expected a URL") as caught:
         ChatClient(url, "stand-in", tmp_path)
     assert "pa55" not in str(caught.value)
+
+
+def test_clients_that_count_in_one_place_share_a_budget(chat_server, tmp_path):
+    chat_server.answer = lambda request: '{"number": 3}'
+    first, second = (
+        ChatClient(chat_server.url, "stand-in", tmp_path, max_calls=2, max_tokens=15, spent=tmp_path / "spent")
+        for _ in range(2)
+    )
+    first.ask(ASK, Count)
+    second.ask(ASK[1:], Count)
+    for client in (first, second):
+        with pytest.raises(BudgetExceeded, match="the budget of 2 calls"):
+            client.ask([{"role": "user", "content": "more"}], Count)
+        assert (client.calls, client.tokens) == (1, 10), "its own share"
+    raised = ChatClient(chat_server.url, "stand-in", tmp_path, max_calls=3, max_tokens=15, spent=tmp_path / "spent")
+    with pytest.raises(BudgetExceeded, match="the budget of 15 tokens"):
+        raised.ask([{"role": "user", "content": "more"}], Count)
+    elsewhere = ChatClient(chat_server.url, "stand-in", tmp_path, max_calls=1, spent=tmp_path / "other")
+    elsewhere.ask([{"role": "user", "content": "more"}], Count)
+    assert len(chat_server.requests) == 3
+
+
+def test_an_invalid_answer_comes_back_from_another_process():
+    error = pickle.loads(pickle.dumps(AnswerInvalid("twice nonsense", 20, 0.5)))
+    assert (type(error), str(error), error.tokens, error.seconds) == (AnswerInvalid, "twice nonsense", 20, 0.5)
+
+
+def test_the_environments_model_is_named_without_key(chat_server, monkeypatch):
+    assert named_model() is None
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_BASE_URL", f"{chat_server.url}/")
+    with pytest.raises(BadInput, match="ROUTEWRIGHT_LLM_MODEL: missing"):
+        named_model()
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MODEL", "stand-in")
+    assert named_model() == f"stand-in at {chat_server.url}"
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_BASE_URL", "http://user:pa55@host/v1")
+    with pytest.raises(BadInput, match="expected a URL without credentials"):
+        named_model()
 
 
 def test_client_from_environment(chat_server, tmp_path, monkeypatch):

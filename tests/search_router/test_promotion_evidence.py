@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from routewright.errors import BadInput
-from routewright.evaluation.gates import GateBounds, promotion_gates
+from routewright.evaluation.gates import Evidence, GateBounds, promotion_gates
 from serving.promotion.evidence import answer_again, description_of, read_evidence, read_summary
 from serving.promotion.latency import LATENCY_INPUTS
 
@@ -43,10 +46,83 @@ def test_champion_and_candidate_answer_the_same_queries_in_one_run(
     assert checks["p99 latency / champion's"].value is not None
 
 
-def test_a_champion_of_another_pool_is_refused(dataset: Path, examples: Path, rl_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    shutil.copytree(dataset, tmp_path / "data", dirs_exist_ok=True)
-    pool = tmp_path / "data" / "pool.yaml"
-    pool.write_text(pool.read_text().replace("name: garden", "name: lawn"))
-    with pytest.raises(BadInput, match=r"model version old routes to .*garden.*, the pool has .*lawn.*: expected the same"):
-        answer_again(tmp_path / "data", examples, {"old": rl_folder}, tmp_path)
+def changed(dataset: Path, examples: Path, folder: Path, *renamed: str, added: bool = False) -> tuple[Path, Path]:
+    """A data set and its examples whose pool has other agents, "new-…", in the place of some, or beside all."""
+    shutil.copytree(dataset, folder / "data")
+    shutil.copytree(examples, folder / "examples")
+    file, test = folder / "data" / "pool.yaml", folder / "examples" / "test.jsonl"
+    pool, rows = yaml.safe_load(file.read_text()), [json.loads(line) for line in test.read_text().split("\n") if line]
+    if added:
+        pool["agents"].insert(0, {**pool["agents"][0], "name": "new"})
+        rows = [row | {"outcome": {"new": 0.0} | row["outcome"]} for row in rows]
+    for old in renamed:
+        next(agent for agent in pool["agents"] if agent["name"] == old)["name"] = f"new-{old}"
+        pool["fallback"] = pool["agents"][-1]["name"]
+        for row in rows:
+            for field in ("outcome", "qrels"):
+                row[field] = {f"new-{name}" if name == old else name: value for name, value in row[field].items()}
+    file.write_text(yaml.safe_dump(pool, sort_keys=False))
+    test.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "data", folder / "examples"
+
+
+def test_a_champion_that_does_not_know_a_new_agent_decides_as_before(
+    dataset: Path, examples: Path, rl_folder: Path, tmp_path: Path
+) -> None:
+    before = answer_again(dataset, examples, {"old": rl_folder}, tmp_path / "before")["old"]
+    wider, asked = changed(dataset, examples, tmp_path, added=True)
+    after = answer_again(wider, asked, {"old": rl_folder}, tmp_path / "after")["old"]
+
+    def told(evidence: Evidence) -> list[Any]:
+        return [(one.id, one.quality, one.probability, one.outcome, one.cost) for one in evidence.judged]
+
+    assert told(after) == told(before)
+    checks = promotion_gates(after, after, None, GateBounds())
+    assert all(check.passed for check in checks)
+
+
+def test_a_champion_loses_what_is_no_longer_there(dataset: Path, examples: Path, rl_folder: Path, tmp_path: Path) -> None:
+    before = answer_again(dataset, examples, {"old": rl_folder}, tmp_path / "before")["old"]
+    lost = {one.id for one in before.judged if one.slice == "garden" and one.quality > 0}
+    assert lost
+    smaller, asked = changed(dataset, examples, tmp_path, "garden")
+    after = {one.id: one for one in answer_again(smaller, asked, {"old": rl_folder}, tmp_path / "after")["old"].judged}
+    assert {name for name in lost if after[name].quality == 0} == lost, "the fallback has none of the garden's documents"
+    assert {one.id: one.quality for one in before.judged if one.slice == "kitchen"} == {
+        name: one.quality for name, one in after.items() if one.slice == "kitchen"
+    }
+
+
+def test_a_champion_without_its_fallback_uses_the_pools(
+    dataset: Path, examples: Path, rl_folder: Path, tmp_path: Path
+) -> None:
+    other, asked = changed(dataset, examples, tmp_path, "garden", "office")
+    found = answer_again(other, asked, {"old": rl_folder}, tmp_path / "after")["old"]
+    offices = [one for one in found.judged if one.slice == "office"]
+    assert [one.probability for one in offices if one.quality > 0], "asked as the fallback, though never chosen"
+    assert {one.probability for one in offices if one.quality > 0} == {None}
+
+
+def test_a_champion_of_other_agents_altogether_is_refused(
+    dataset: Path, examples: Path, rl_folder: Path, tmp_path: Path
+) -> None:
+    other, asked = changed(dataset, examples, tmp_path, "kitchen", "garden", "office")
+    with pytest.raises(
+        BadInput,
+        match=r"model version old routes to kitchen, garden, office, the pool has new-kitchen, new-garden, new-office: "
+        r"expected an agent in common; to go on without a champion, take the alias away",
+    ):
+        answer_again(other, asked, {"old": rl_folder}, tmp_path)
+
+
+def test_a_query_may_hold_any_line_separator_of_unicode(evaluated: Path, tmp_path: Path) -> None:
+    shutil.copytree(evaluated, tmp_path / "evaluation")
+    file = tmp_path / "evaluation" / "queries.jsonl"
+    lines = file.read_text(encoding="utf-8").split("\n")
+    first = json.loads(lines[0])
+    lines[0] = json.dumps(first | {"query": "one\u2028two\u2029three\x85four"}, ensure_ascii=False)
+    file.write_text("\n".join(lines), encoding="utf-8")
+    read = read_evidence("search-router", tmp_path / "evaluation", "sft+rl", "v")
+    known = read_evidence("search-router", evaluated, "sft+rl", "v")
+    assert read.judged == known.judged
+    assert read.data != known.data, "another question"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import json
 import os
@@ -172,6 +173,47 @@ def test_one_server_a_file(tmp_path: Path) -> None:
         FileLog(tmp_path / "d.jsonl")
     log.close()
     FileLog(tmp_path / "d.jsonl").close()
+
+
+def test_a_log_that_its_last_writer_rotates_just_before_it_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.jsonl"
+    last, flock = FileLog(path, max_bytes=1), fcntl.flock
+    last.write([decision(1)])
+
+    def late(file: int, how: int) -> None:
+        last.write([decision(2)])
+        last.close()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    log = FileLog(path)
+    log.write([decision(3)])
+    log.close()
+    assert [row["request_id"] for row in lines(path)] == ["id2", "id3"]
+
+
+def test_a_line_finished_just_before_its_writer_lets_go_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.jsonl"
+    whole, flock = json.dumps(decision(1)).encode() + b"\n", fcntl.flock
+    path.write_bytes(whole[:20])
+
+    def late(file: int, how: int) -> None:
+        with path.open("ab") as other:
+            other.write(whole[20:])
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    FileLog(path).close()
+    assert lines(path) == [decision(1)]
+
+
+def test_a_log_that_could_not_be_had_is_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    path.mkdir()
+    with pytest.raises(BadInput, match="is a directory"):
+        FileLog(path)
+    path.rmdir()
+    FileLog(path).close()
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

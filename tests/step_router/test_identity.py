@@ -53,6 +53,31 @@ def test_a_finished_folder_that_does_not_say_what_it_is_made_of_is_refused(tmp_p
         check_stage(out, "done", tiny_profile(), 0, examples=inputs)
 
 
+def test_the_teacher_counts_where_one_is_asked(tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, taught, learnt = tmp_path / "plain", tmp_path / "taught", tmp_path / "learnt"
+    check_stage(plain, "done", tiny_profile(), 0, dataset=inputs)
+    assert "teacher" not in json.loads((plain / IDENTITY).read_text())
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_BASE_URL", "http://localhost:1/v1")
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MODEL", "big")
+    check_stage(taught, "done", tiny_profile(), 0, dataset=inputs)
+    check_stage(learnt, "done", tiny_profile(), 0, examples=inputs)
+    with pytest.raises(BadInput, match="plain: was made with another teacher:"):
+        check_stage(plain, "done", tiny_profile(), 0, dataset=inputs)
+    assert json.loads((taught / IDENTITY).read_text())["teacher"] == "big at http://localhost:1/v1"
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MODEL", "bigger")
+    with pytest.raises(BadInput, match="taught: was made with another teacher:"):
+        check_stage(taught, "done", tiny_profile(), 0, dataset=inputs)
+    check_stage(learnt, "done", tiny_profile(), 0, examples=inputs)
+
+
+def test_a_source_counts_with_all_that_it_holds(inputs: Path) -> None:
+    """A task may be called what a stage calls its folder for resuming."""
+    before = folder_digest(inputs, ())
+    (inputs / "checkpoints").mkdir()
+    (inputs / "checkpoints" / "task.toml").write_text("")
+    assert folder_digest(inputs, ()) != before
+
+
 def test_a_digest_follows_names_and_contents_but_not_what_is_for_resuming(inputs: Path) -> None:
     before = folder_digest(inputs)
     for name in ("checkpoints", "proposals", "deep/__pycache__"):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_policy import Climb, situation, tiny_profile, write_states
 
 from routewright.errors import BadInput
+from routewright.language_models.chat import AnswerInvalid, BudgetExceeded
 from routewright.step_router import synthesis, taught
 from routewright.step_router.dataset import Tasks
 from routewright.step_router.environments.protocol import Environment, Observation
@@ -153,7 +155,7 @@ def test_the_stage_is_the_same_with_any_number_of_workers(tmp_path: Path) -> Non
     states = read_states(tmp_path / "a")
     assert list(dict.fromkeys(state.task for state in states)) == TASKS.splits["policy"], "in the order of the tasks"
     stats = json.loads((tmp_path / "a" / "stats.json").read_text())
-    assert stats == {"states": len(states), "tasks": 3, "episodes": 3 * 2}
+    assert stats == {"states": len(states), "tasks": 3, "episodes": 3 * 2, "teacher": "expert"}
     assert sum(not state.situation.actions for state in states) == 6, "each episode begins once"
     (tmp_path / "a" / "states.jsonl").write_text("kept")
     assert run(tmp_path / "a", 0, 1) == b"kept", "a finished stage is not repeated"
@@ -170,6 +172,55 @@ def test_training_does_not_see_the_unseen_perturbations(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(taught, "Perturbed", Noting)
     settings = tiny_profile().synthesis
-    states = synthesis._task_states(TASKS, settings, 0, "climb 2")
+    states = synthesis._task_states(TASKS, settings, 0, tmp_path / "spent", "climb 2")
     assert {p.kind for p in seen[0]} == set(TABLE) - set(settings.unseen)
     assert {state.seed for state in states} <= set(range(settings.seeds)), "seeds of the policy split"
+
+
+@pytest.fixture
+def big(chat_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The environment names a model; it always chooses the first action that is shown."""
+    monkeypatch.setenv("ROUTEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_BASE_URL", chat_server.url)
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MODEL", "big")
+    chat_server.answer = lambda request: '{"number": 1}'
+    return chat_server
+
+
+@pytest.mark.usefixtures("scripted")
+def test_the_budget_holds_for_all_processes_and_starts_of_a_stage(
+    big: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MAX_CALLS", "5")
+    for _ in range(2):  # a second start has nothing left
+        with pytest.raises(BudgetExceeded, match=r"^the budget of 5 calls to big is used up: ROUTEWRIGHT_LLM_MAX_CALLS"):
+            run(tmp_path / "a", 0, 2)
+        assert len(big.requests) == 5
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MAX_CALLS", "500")
+    run(tmp_path / "a", 0, 2)
+    spent = len(big.requests)
+    assert spent > 10
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MAX_CALLS", "5")
+    with pytest.raises(BudgetExceeded):
+        run(tmp_path / "b", 1, 1)
+    assert len(big.requests) == spent + 5, "a finished stage does not count against another"
+
+
+@pytest.mark.usefixtures("scripted")
+def test_a_teacher_that_answers_nonsense_is_one_sentence(big: Any, tmp_path: Path) -> None:
+    big.answer = lambda request: "no idea"
+    with pytest.raises(AnswerInvalid, match=r"^the model big at 127\.0\.0\.1:\d+ answered twice without the JSON object"):
+        run(tmp_path / "a", 0, 2)
+
+
+@pytest.mark.usefixtures("scripted")
+def test_what_one_teacher_did_is_not_taken_for_anothers(big: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "a", 0, 1)
+    assert json.loads((tmp_path / "a" / "stats.json").read_text())["teacher"] == f"big at {big.url}"
+    monkeypatch.setenv("ROUTEWRIGHT_LLM_MODEL", "bigger")
+    with pytest.raises(BadInput, match="a: was made with another teacher: expected another folder"):
+        run(tmp_path / "a", 0, 1)
+    for name in ("BASE_URL", "MODEL"):
+        monkeypatch.delenv(f"ROUTEWRIGHT_LLM_{name}")
+    with pytest.raises(BadInput, match="a: was made with another teacher"):
+        run(tmp_path / "a", 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from promotion_commands import call
 from tiny_ensemble import ADD, SPELL, save_tiny_ensemble
 
 from routewright import model_registry as registry
+from routewright.ensemble_router.coevolve_rules import IDENTITY
 from routewright.ensemble_router.tasks import Task, write_tasks
 from routewright.errors import BadInput
 from routewright.evaluation.bootstrap import mean_interval
@@ -19,7 +21,7 @@ from serving.promotion.evidence import read_evidence
 NAME, QUESTIONS = "ensemble-router", 60
 
 
-def write_run(out: Path, wrong: int = 6, tokens: float = 5.0, tau: float = 0.7) -> Path:
+def write_run(out: Path, wrong: int = 6, tokens: float = 5.0, tau: float = 0.7, tasks: str = "t1") -> Path:
     """A run whose familiarity row gets ``wrong`` of sixty questions wrong; the single best agent thirty."""
     evaluation = out / "evaluation"
     evaluation.mkdir(parents=True)
@@ -28,6 +30,8 @@ def write_run(out: Path, wrong: int = 6, tokens: float = 5.0, tau: float = 0.7) 
         (model / "adapters" / agent).mkdir(parents=True)
         (model / "adapters" / agent / "adapter_model.safetensors").write_bytes(agent.encode())
     (model / "adapters" / "README.md").write_text("not served")
+    shutil.copytree(model / "base", model / "base-1")
+    (evaluation / IDENTITY).write_text(json.dumps({"training_sha256": f"{tau}", "tasks_sha256": tasks}))
     rows = []
     with (evaluation / "records.jsonl").open("w") as file:
         for row, missed, spent in (("familiarity", wrong, tokens), ("single-best", 30, 4.0)):
@@ -69,6 +73,7 @@ def test_an_ensemble_router_is_promoted_refused_and_rolled_back(store, tmp_path,
     files = Path(registry.files_uri(store, NAME, "1"))
     assert {file.relative_to(files).as_posix() for file in files.rglob("*") if file.is_file()} >= {
         "familiarity.json", "familiarity.safetensors", "base/model.safetensors", "base/tokenizer.json",
+        "base-1/model.safetensors", "base-1/tokenizer.json",
         "adapters/speller/adapter_model.safetensors", "adapters/adder/adapter_model.safetensors",
     }  # fmt: skip
     assert registry.folder_digest(one / "model") == registry.version_at(store, NAME, "champion").digest
@@ -83,5 +88,17 @@ def test_an_ensemble_router_is_promoted_refused_and_rolled_back(store, tmp_path,
     better = write_run(tmp_path / "four", wrong=2, tau=0.4)
     assert call(monkeypatch, "promote", NAME, "--run", better, "--gates", tmp_path / "gates.yaml") == 0
     assert registry.aliases(store, NAME) == {"champion": "2", "previous": "1"}
+    assert call(monkeypatch, "promote", NAME, "--version", 2) == 0
+    corrected = write_run(tmp_path / "five", wrong=1, tau=0.3, tasks="t2")
+    capsys.readouterr()
+    assert call(monkeypatch, "promote", NAME, "--run", corrected, "--gates", tmp_path / "gates.yaml") == 3
+    assert "judged on other data or at other prices than" in capsys.readouterr().out
     assert call(monkeypatch, "rollback", NAME) == 0
     assert registry.aliases(store, NAME) == {"champion": "1"}
+
+
+def test_the_second_base_model_belongs_to_the_version(tmp_path: Path) -> None:
+    model = write_run(tmp_path / "run") / "model"
+    before = registry.folder_digest(model)
+    (model / "base-1" / "model.safetensors").write_bytes(b"other weights")
+    assert registry.folder_digest(model) != before

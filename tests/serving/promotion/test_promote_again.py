@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from api_server import ApiServer
 from evaluated_run import write_search_run
 from promotion_commands import call
 from test_promote import NAME, deploy_file, same_run
 
 from routewright import model_registry as registry
+from routewright.evaluation.gates import Check
+from serving.promotion import promote, rollout
 
 
 class Killed(Exception):
@@ -94,3 +97,58 @@ def test_a_champion_that_died_is_replaced_and_can_come_back(
         assert registry.aliases(store, NAME) == {"champion": "1"}
         assert cluster.objects[NAME]["metadata"]["annotations"]["routewright/model-version"] == "1"
     assert [state[0].split()[-1] for state in cluster.history] == ["100", "100"], "beside the other first, then alone"
+
+
+def kill(*given: Any) -> None:
+    raise Killed
+
+
+def refuse(*given: Any) -> list[Check]:
+    """A busy machine: this time the ratio is above the bound."""
+    return [Check(name="p99 latency / champion", passed=False, value=2.0, bound=1.2, why="timed in turn")]
+
+
+@pytest.mark.parametrize("mode", ["Knative", "Standard"])
+@pytest.mark.parametrize("moment", ["in the canary", "before the aliases"])
+@pytest.mark.parametrize("arguments", [["--run", "two"], ["--version", "2"]])
+def test_a_rollout_that_has_begun_is_finished_without_new_gates(
+    cluster: ApiServer, store, tmp_path, monkeypatch, mode: str, moment: str, arguments: list[str]
+) -> None:
+    same_run(monkeypatch)
+    deploy = deploy_file(tmp_path, mode=mode)
+    one, two = write_search_run(tmp_path / "one"), write_search_run(tmp_path / "two", "m2")
+    assert call(monkeypatch, "promote", NAME, "--run", one, "--deploy", deploy) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(*((rollout, "_watch", kill) if moment == "in the canary" else (registry, "set_champion", kill)))
+        assert call(monkeypatch, "promote", NAME, "--run", two, "--deploy", deploy) == 1
+    assert registry.aliases(store, NAME) == {"champion": "1", "challenger": "2"}
+    monkeypatch.setattr(promote, "judge", refuse)
+    assert call(monkeypatch, "promote", NAME, *arguments, "--deploy", deploy) == 0
+    assert registry.aliases(store, NAME) == {"champion": "2", "previous": "1"}
+    live = cluster.objects[NAME]
+    assert live["metadata"]["annotations"]["routewright/model-version"] == "2"
+    assert "canary" not in live["spec"]
+    assert "canaryTrafficPercent" not in live["spec"]["predictor"]
+    found = json.loads((tmp_path / ("two" if "--run" in arguments else "") / "promotion" / "decision.json").read_text())
+    assert (found["outcome"], found["champion"]) == ("promoted", "1")
+    assert [check["name"] for check in found["checks"]][:1] == ["quality − champion, lower end"]
+
+
+def test_the_gates_that_count_are_those_against_the_present_champion(
+    cluster: ApiServer, store, tmp_path, monkeypatch
+) -> None:
+    same_run(monkeypatch)
+    deploy = deploy_file(tmp_path)
+    one, two, three = (write_search_run(tmp_path / version, version) for version in ("m1", "m2", "m3"))
+    for run in (one, two):
+        assert call(monkeypatch, "promote", NAME, "--run", run, "--deploy", deploy) == 0
+    assert call(monkeypatch, "rollback", NAME, "--deploy", deploy) == 0
+    assert call(monkeypatch, "promote", NAME, "--run", three, "--deploy", deploy) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(rollout, "_watch", kill)
+        assert call(monkeypatch, "promote", NAME, "--run", two, "--deploy", deploy) == 1
+    monkeypatch.setattr(promote, "judge", refuse)
+    assert call(monkeypatch, "promote", NAME, "--run", two, "--deploy", deploy) == 0
+    assert registry.aliases(store, NAME) == {"champion": "2", "previous": "3"}
+    assert call(monkeypatch, "rollback", NAME, "--deploy", deploy) == 0
+    assert call(monkeypatch, "promote", NAME, "--run", two, "--deploy", deploy) == 3, "not begun: judged like any other"

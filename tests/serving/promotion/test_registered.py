@@ -85,8 +85,8 @@ def test_a_version_that_was_not_judged_against_this_champion(store, served, tmp_
     for arguments, sentence in (
         (["--version", 2], "version 2: it was compared with version 1, the champion is version 3; expected the folder of"),
         (["--version", 1], "version 1: it was compared with no champion, the champion is version 3"),
-        (["--version", 4], "version 4: its run has no decision.json with its gates"),
-        (["--version", 5], "version 5: its decision.json does not say that it passed"),
+        (["--version", 4], "version 4: its run has no judged.json with its gates"),
+        (["--version", 5], "version 5: its judged.json does not say that it passed"),
         (["--version", 9], "version 9: not in the registry (RESOURCE_DOES_NOT_EXIST)"),
         (["--version", 3, "--run", three], "--version: expected neither --run nor --gates"),
         ([], "promote: expected --run DIR or --version NUMBER"),

@@ -12,7 +12,7 @@ from test_rollout import DIGEST, MODES, Killed, KilledAfter, promote, serving
 from routewright.errors import StageFailed
 from serving.promotion import rollout
 from serving.promotion.inference_service import inference_service, predictor
-from serving.promotion.kserve_api import Unreachable, annotation, change, deployed
+from serving.promotion.kserve_api import Unreachable, change, deployed
 from serving.promotion.rollback import restore
 from serving.promotion.rollout import Rollout, roll_out
 
@@ -110,8 +110,7 @@ def test_two_predictors_of_one_name_are_refused(cluster: ApiServer, api: Any) ->
     alone = {field: value for field, value in live["spec"]["predictor"].items() if not field.endswith("Replicas")}
     canary = {"predictor": alone, "trafficPercent": 5}
     with pytest.raises(StageFailed, match=f"refused to update search-router: .*name '{name}' is there twice"):
-        change(api, deployment_with("Standard"), lambda found: found["spec"].update(canary=[canary]),
-               annotation(live, "routewright/predictor"))  # fmt: skip
+        change(api, deployment_with("Standard"), lambda found: found["spec"].update(canary=[canary]), live)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -15,6 +15,7 @@ from routewright.evaluation.summary import Summary
 from routewright.step_router.environments.protocol import Observation
 from routewright.step_router.episodes import Episode, Turn, write_episodes
 from routewright.step_router.features import NAMES
+from routewright.step_router.identity import IDENTITY
 from routewright.step_router.results import build_results
 from routewright.step_router.situations import Situation
 from routewright.step_router.synthesis import STATES, State
@@ -45,17 +46,29 @@ def write_states(folder: Path) -> None:
     (folder / STATES).write_text("".join(f"{state.to_json()}\n" for state in states))
 
 
-def write_run(out: Path, lost: int = 2, calls: int = 1, threshold: float = 0.4) -> Path:
+def write_router(folder: Path, threshold: float) -> None:
+    """A router beside all that the calibrate stage leaves in its folder."""
+    save_step_router(folder, thresholds={"bayes": threshold})
+    for name in ("no-cvar", "query-level", "no-jsd"):
+        save_step_router(folder / name)
+    for name in ("roc.json", "thresholds.json", "history.jsonl", "rollouts.npz", IDENTITY):
+        (folder / name).write_text("{}\n")
+
+
+def write_run(
+    out: Path, lost: int = 2, calls: int = 1, threshold: float = 0.4, c_llm: float = 10.0, dataset: str = "d1"
+) -> Path:
     """A run whose risk row fails ``lost`` of thirty tasks; random escalation fails ten."""
     episodes = [
         *episodes_of("slm", None, 15, 0), *episodes_of("llm", None, 0, 4), *episodes_of("risk", threshold, lost, calls),
         *episodes_of("random-matched", 0.5, 10, 1), *episodes_of("random-matched", 0.9, 14, 0),
     ]  # fmt: skip
     risks = {"risk": [[0.9 if i < 30 else 0.1] * 4 for i in range(TASKS * len(SEEDS))]}
-    results = build_results(episodes, {"risk": threshold}, risks, 1.0, 10.0, 0.2, 0, 200)
+    results = build_results(episodes, {"risk": threshold}, risks, 1.0, c_llm, 0.2, 0, 200)
     evaluation = out / "evaluation"
     evaluation.mkdir(parents=True)
-    save_step_router(out / "model", thresholds={"bayes": threshold}).joinpath("rollouts.npz").write_bytes(b"0")
+    (evaluation / IDENTITY).write_text(json.dumps({"profile": threshold, "dataset": dataset}))
+    write_router(out / "model", threshold)
     write_episodes(evaluation / "episodes.jsonl", episodes)
     (evaluation / "results.json").write_text(results.model_dump_json())
     write_states(out / "examples")
@@ -100,7 +113,31 @@ def test_a_step_router_is_promoted_refused_and_rolled_back(store, tmp_path, monk
     better = write_run(tmp_path / "four", lost=1, threshold=0.7)
     assert call(monkeypatch, "promote", NAME, "--run", better, "--gates", tmp_path / "gates.yaml") == 0
     assert registry.aliases(store, NAME) == {"champion": "2", "previous": "1"}
+    assert call(monkeypatch, "promote", NAME, "--version", 2) == 0
     capsys.readouterr()
     assert call(monkeypatch, "rollback", NAME) == 0
     assert "version 1 is the champion again; no deployment was given" in capsys.readouterr().out
     assert registry.aliases(store, NAME) == {"champion": "1"}
+
+
+def test_other_tasks_or_prices_are_other_data(store, tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "gates.yaml").write_text("latency_ratio: 1.0e+6\n")
+    assert call(monkeypatch, "promote", NAME, "--run", write_run(tmp_path / "one")) == 0
+    other = {
+        "cheap": write_run(tmp_path / "cheap", calls=3, threshold=0.5, c_llm=1.0),
+        "corrected": write_run(tmp_path / "corrected", threshold=0.6, dataset="d2"),
+    }
+    for run in other.values():
+        assert call(monkeypatch, "promote", NAME, "--run", run, "--gates", tmp_path / "gates.yaml") == 3
+        assert "judged on other data or at other prices than" in capsys.readouterr().out
+    # The way on that docs/bring-your-own-agents.md tells.
+    store.delete_registered_model_alias(NAME, registry.CHAMPION)
+    assert call(monkeypatch, "promote", NAME, "--run", other["corrected"]) == 0
+    assert registry.aliases(store, NAME) == {"champion": "2"}
+
+
+def test_an_evaluation_that_does_not_say_of_which_tasks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "evaluation" / IDENTITY).unlink()
+    with pytest.raises(BadInput, match=r"stage\.identity: cannot be read .*, expected what the evaluate stage wrote"):
+        read_evidence(NAME, run / "evaluation", "risk", "v")

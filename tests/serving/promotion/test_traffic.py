@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -44,7 +46,7 @@ def metrics(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsServer]:
     server.close()
 
 
-def page(good: int, failed: int = 0, slow: int = 0, refused: int = 0) -> str:
+def page(good: int, failed: int = 0, slow: int = 0, refused: int = 0, feedback: int = 0) -> str:
     """A page as prometheus_client writes it; ``slow`` of the requests took 0.1 to 0.2 s, the others up to 0.1 s."""
     from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -53,6 +55,8 @@ def page(good: int, failed: int = 0, slow: int = 0, refused: int = 0) -> str:
     latency = Histogram("routewright_latency_seconds", "l", ["router", "phase"], buckets=(0.1, 0.2), registry=registry)
     for outcome, count in (("ok", good), ("error", failed), ("bad_input", refused)):
         requests.labels("search-router", "v1", outcome).inc(count)
+    requests.labels("search-router", "feedback", "ok").inc(feedback)
+    requests.labels("search-router", "feedback", "error").inc(feedback)
     for i in range(good + failed + refused):
         latency.labels("search-router", "total").observe(0.15 if i < slow else 0.05)
         latency.labels("search-router", "queue").observe(9)
@@ -69,6 +73,23 @@ def test_a_page_is_read_as_the_server_writes_it() -> None:
     # 152 of 160 lie at 0.1 + 0.1·(152 − 110)/50.
     assert load.p95_s == pytest.approx(0.1 + 0.1 * 42 / 50)
     assert load_between(parse_page(page(500)), found).requests == 200, "a restarted server counts from 0"
+
+
+def test_feedback_is_no_request() -> None:
+    found = parse_page(page(90, failed=10, feedback=50))
+    assert (found.requests, found.failures) == (100, 10)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [f"base/deploy/{router}-router.yaml" for router in ("search", "step", "ensemble")]
+    + ["components/gpu/ensemble-router.yaml", "components/monitoring/alerts.yaml"],
+)
+def test_the_shipped_expressions_leave_feedback_out(place: str) -> None:
+    text = (Path(__file__).parents[3] / "manifests" / place).read_text()
+    selectors = re.findall(r"routewright_requests_total[^\[]*", text)
+    assert len(selectors) >= 3
+    assert [selector for selector in selectors if not re.search("protocol ?!= ?['\"]feedback['\"]", selector)] == []
 
 
 def test_the_servers_own_metrics_have_these_names() -> None:
