@@ -181,19 +181,19 @@ def step_arguments(
 
 
 def check_environment(chosen: str) -> None:
-    """BadInput where an environment's package, problems or tasks are missing or faulty."""
+    """BadInput where an environment's package, problems or tasks are missing or faulty, or the sandbox is refused."""
     from components.stage import environment_digest
 
     environment_digest(chosen)
-    if chosen in ("textworld", "shell"):
+    if chosen == "textworld":
         return
-    from routewright.step_router.environments.code_env import load_problems
-    from routewright.step_router.environments.shell_env import load_tasks
+    from routewright.step_router.environments.code_env import CodeEnvironment, load_problems
+    from routewright.step_router.environments.shell_env import OWN_TASKS, ShellEnvironment, load_tasks
 
-    if Path(chosen).is_dir():
-        load_tasks(Path(chosen))
+    if chosen == "shell" or Path(chosen).is_dir():
+        ShellEnvironment(load_tasks(OWN_TASKS if chosen == "shell" else Path(chosen)))
     else:
-        load_problems(Path(chosen))
+        CodeEnvironment(load_problems(Path(chosen)))
 
 
 def ensemble_arguments(

@@ -3,7 +3,8 @@
 `routewright.sandbox` runs this file as a script (``python -I -S``), so it imports nothing but the standard library.
 Stdin holds the order as JSON, and one JSON report goes to the descriptor that the order names. The chain is script ->
 namespace maker -> init (process 1 of the sandbox) -> command; every link dies with the one before it. Where
-namespaces are refused the script runs the command itself, with limits and, as root, under a user of its own.
+namespaces are refused the script runs nothing, or, if the order allows that ("open"), the command itself, with limits
+and, as root, under a user of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import sys
 import time
 from typing import Any
@@ -169,11 +171,8 @@ def _descendants(uid: int | None) -> set[int]:
         found |= {pid for pid, parent in parents.items() if parent in found}
     if uid is not None:
         for pid in parents:
-            try:
-                if os.stat(f"/proc/{pid}").st_uid == uid:
-                    found.add(pid)
-            except OSError:  # gone meanwhile
-                continue
+            if _owner(pid) == uid:
+                found.add(pid)
     return found - {os.getpid()}
 
 
@@ -190,18 +189,37 @@ def _memory(pids: set[int]) -> int:
     return pages * resource.getpagesize()
 
 
-def _disk(folders: list[str], stop: int) -> int:
-    """Bytes on disk below the folders, at least 4 KiB a file; counting ends above ``stop``."""
-    total, stack = 0, list(folders)
+def _nameless(pids: set[int]) -> int:
+    """Bytes in files without a name, removed ones and memfds, that the processes hold open."""
+    held = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    file = os.stat(f"/proc/{pid}/fd/{name}")
+                    if stat.S_ISREG(file.st_mode) and file.st_nlink == 0:
+                        held[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(held.values())
+
+
+def _disk(folders: list[str], pids: set[int], stop: int) -> int:
+    """Bytes on disk below the folders, at least 4 KiB a file, and in the processes' nameless files.
+
+    Counting ends above ``stop``. What cannot be looked into, such as a folder too deep for a path, is above it.
+    """
+    total, stack = _nameless(pids), list(folders)
     while stack and total <= stop:
         try:
             with os.scandir(stack.pop()) as entries:
                 for entry in entries:
-                    total += max(4096, entry.stat(follow_symlinks=False).st_blocks * 512)
-                    if entry.is_dir(follow_symlinks=False):
-                        stack.append(entry.path)
-        except OSError:  # removed or locked meanwhile
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        total += max(4096, entry.stat(follow_symlinks=False).st_blocks * 512)
+                        if entry.is_dir(follow_symlinks=False):
+                            stack.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
             continue
+        except OSError:
+            return stop + 1
     return total
 
 
@@ -227,7 +245,7 @@ def supervise(child: int, order: dict[str, Any], alone: bool, folders: list[str]
             ended = "wall"
         elif _memory(inside) > order["memory_bytes"]:
             ended = "memory"
-        elif rounds % 4 == 0 and _disk(folders, order["disk_bytes"]) > order["disk_bytes"]:
+        elif rounds % 4 == 0 and _disk(folders, inside, order["disk_bytes"]) > order["disk_bytes"]:
             ended = "disk"
         else:
             continue
@@ -250,7 +268,7 @@ def supervise(child: int, order: dict[str, Any], alone: bool, folders: list[str]
             time.sleep(0.005)
         if pid == child and status is None:
             status = code
-    if ended == "exit" and _disk(folders, order["disk_bytes"]) > order["disk_bytes"]:
+    if ended == "exit" and _disk(folders, set(), order["disk_bytes"]) > order["disk_bytes"]:
         ended = "disk"
     if status is None:
         return 128 + signal.SIGKILL, ended
@@ -305,11 +323,11 @@ def _in_namespaces(order: dict[str, Any], ready: int, mapped: int) -> None:
 def _in_the_open(order: dict[str, Any]) -> None:
     """Limits and one process tree, and as root a user of its own; the network and readable files stay in reach."""
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # the command may be of the same user, and the report goes out from here
     root = os.geteuid() == 0
     processes = order["processes"]
     if not root:  # the limit counts all that the user runs
-        mine = [pid for pid in os.listdir("/proc") if pid.isdigit() and _owner(pid) == os.geteuid()]
-        processes += sum(_threads(pid) for pid in mine)
+        processes += sum(_threads(pid) for pid in _processes() if _owner(pid) == os.geteuid())
     writable = order["writable"]
     order = {**order, "cwd": writable[order["cwd"]], "env": {**order["env"], **order["open_env"]}}
     child = start_command(order, processes)
@@ -317,14 +335,16 @@ def _in_the_open(order: dict[str, Any]) -> None:
     _report(order, ["user"] if root else [], code, ended)
 
 
-def _owner(pid: str) -> int:
+def _owner(pid: int) -> int:
+    """The real user of a process, also where /proc gives the process's files to root (not dumpable); -1 if it is gone."""
     try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return int(next(line for line in file if line.startswith(b"Uid:")).split()[1])
+    except (OSError, StopIteration):
         return -1
 
 
-def _threads(pid: str) -> int:
+def _threads(pid: int) -> int:
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -350,7 +370,10 @@ def main() -> None:
         os.close(go)
         if os.waitstatus_to_exitcode(os.waitpid(maker, 0)[1]) != NO_WALLS:
             return
-    _in_the_open(order)
+    if order["open"]:
+        _in_the_open(order)
+    else:
+        _report(order, [], 126, "refused")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Runs untrusted code and commands: no network, a scratch folder, a clean environment, limits, nothing left behind.
 
-The walls are Linux namespaces (`routewright.jail`), made by root or by any user. Where they are refused
-only the limits hold, and the result's ``isolation`` says which walls stood. Without ``files`` and ``network`` the
-sandbox is no boundary against hostile code; without ``user`` it can even stop the processes of whoever runs it.
+The walls are Linux namespaces (`routewright.jail`), made by root or by any user. Where they are refused nothing runs
+(`NoWalls`), unless ``ROUTEWRIGHT_SANDBOX=open`` says that the machine may be lost: then only the limits hold. Such a
+sandbox is no boundary against hostile code; the result's ``isolation`` says which walls stood, and without ``user`` the
+code can even stop the processes of whoever runs it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import stat
 import subprocess
@@ -21,24 +21,41 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Literal
+
+from routewright.errors import BadInput
+from routewright.jail import PR_SET_DUMPABLE, libc
 
 HOME = "/app"  # where the scratch folder appears inside
 FLOOD = 64 << 20  # a command that prints more bytes is stopped
 GRACE_S = 5.0  # beyond the wall limit, before the sandbox's own first process is killed
 MAX_COMMAND = 100_000  # characters; the kernel takes 128 KiB an argument
+ISOLATED = ("python3", "-P", "-s")  # -I but for -E: the environment is the sandbox's own, and its PYTHONHASHSEED must count
+ALLOWED = "ROUTEWRIGHT_SANDBOX"  # the environment variable; "open" lets code run where the walls are refused
+
+REFUSED = (
+    "sandbox: this machine refuses the namespaces that keep code which a model wrote from the network and from your files "
+    "and secrets: allow user namespaces, use a Docker engine (for task folders that bring an image), or set "
+    f"{ALLOWED}=open on a machine that may be lost"
+)
 
 Ended = Literal["exit", "wall", "memory", "disk", "output", "lost"]
+
+
+class NoWalls(BadInput):
+    """The sandbox has run nothing, since the machine refuses its walls."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """What one run may use. CPU, address space, file size and open files count per process, the rest per sandbox.
 
-    ``memory_bytes`` bounds each process's address space and what all of them hold together (sampled; memory in
-    unmapped memfds is not seen). ``output_bytes`` is kept of the output, its beginning and its end.
+    ``memory_bytes`` bounds each process's address space and what all of them hold together, ``disk_bytes`` the scratch
+    folders with what is open without a name, memfds too (both sampled). ``output_bytes`` is kept of the output, its
+    beginning and its end.
     """
 
     wall_s: float = 10.0
@@ -76,7 +93,7 @@ class Sandbox:
 
     Inside, the scratch folder is /app (the working folder and HOME), /tmp is private too, and the rest is the read-only
     system. Without the "files" wall the scratch folder has its outside path: use relative paths. ``namespaces=False``
-    tries no walls.
+    is a machine that refuses the walls.
     """
 
     def __init__(self, limits: Limits | None = None, namespaces: bool = True) -> None:
@@ -103,19 +120,19 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """Remove the scratch folder, also where its folders were locked by chmod."""
-        for folder, names, _ in os.walk(self._base):  # does not follow links
-            for name in names:
-                path = os.path.join(folder, name)
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
-        shutil.rmtree(self._base, ignore_errors=True)
+        """Remove the scratch folder, however deep it is, also where its folders were locked by chmod; never raises."""
+        for command in (("rm", "-rf"), ("chmod", "-R", "u+rwx"), ("rm", "-rf")):
+            if self._base.exists():
+                with suppress(OSError):
+                    quiet = subprocess.DEVNULL
+                    subprocess.run([*command, str(self._base)], stdin=quiet, stdout=quiet, stderr=quiet, check=False)
 
     def run(
         self, command: str | Sequence[str], wall_s: float | None = None, readonly: Mapping[str, Path] | None = None
     ) -> Result:
         """Run a shell command line or an argument list in the scratch folder; never raises for what it does.
 
+        `NoWalls`, and nothing has run, where the walls are refused and ``ROUTEWRIGHT_SANDBOX`` is not "open".
         ``readonly`` maps absolute paths inside to files or folders outside, seen by this run alone and only behind the
         "files" wall.
         """
@@ -124,6 +141,9 @@ class Sandbox:
             refusal = f"a command must be shorter than {MAX_COMMAND} characters and hold no NUL"
             return Result(126, "exit", refusal, len(refusal), (), 0.0)
         limits = self.limits if wall_s is None else replace(self.limits, wall_s=wall_s)
+        order = self._order(argv, limits, readonly or {})
+        if order["open"]:  # else a command of the same user reads this process's environment in /proc
+            libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         receiver, sender = os.pipe()
         try:
             process = subprocess.Popen(
@@ -136,7 +156,7 @@ class Sandbox:
         with process, open(receiver, "rb") as reports:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it died at once: "lost"
-                process.stdin.write(json.dumps(self._order(argv, limits, sender, readonly or {})).encode())
+                process.stdin.write(json.dumps({**order, "report": sender}).encode())
                 process.stdin.close()
             start = time.monotonic()
             output, printed = self._watch(process, limits)
@@ -145,9 +165,11 @@ class Sandbox:
         if not told:
             return Result(128 + signal.SIGKILL, "lost", output, printed, (), wall)
         report = json.loads(told)
+        if report["ended"] == "refused":
+            raise NoWalls(REFUSED)
         return Result(report["exit_code"], report["ended"], output, printed, tuple(report["isolation"]), wall)
 
-    def _order(self, argv: list[str], limits: Limits, report: int, readonly: Mapping[str, Path]) -> dict[str, object]:
+    def _order(self, argv: list[str], limits: Limits, readonly: Mapping[str, Path]) -> dict[str, object]:
         prefix = sys.base_prefix
         seen = {} if f"{prefix}/".startswith("/usr/") else {prefix: prefix}
         seen.update({target: str(Path(source).resolve()) for target, source in readonly.items()})
@@ -159,10 +181,9 @@ class Sandbox:
         outside = {"HOME": str(self.folder), "TMPDIR": str(self._base / "tmp")}
         return {
             "argv": argv, "env": environment, "open_env": outside, "cwd": HOME,
-            "root": str(self._base / "root"), "report": report,
-            "readonly": seen,
+            "root": str(self._base / "root"), "readonly": seen,
             "writable": {HOME: str(self.folder), "/tmp": str(self._base / "tmp")},
-            "uid": self._uid, "gid": self._gid, "namespaces": self._namespaces,
+            "uid": self._uid, "gid": self._gid, "namespaces": self._namespaces, "open": os.environ.get(ALLOWED) == "open",
             "wall_s": limits.wall_s, "memory_bytes": limits.memory_bytes, "disk_bytes": limits.disk_bytes,
             "processes": limits.processes,
             "rlimits": {
@@ -247,3 +268,10 @@ class Sandbox:
                 os.close(folder)
             folder = below
         return folder, parts[-1]
+
+
+@cache
+def check_walls() -> None:
+    """`NoWalls` where a sandbox would run nothing here; tried once per process, before time is spent on what needs one."""
+    with Sandbox() as sandbox:
+        sandbox.run("true")

@@ -15,6 +15,7 @@ import pytest
 from routewright import cli
 from routewright.errors import BadInput, StageFailed
 from routewright.pools.search import Hit
+from routewright.sandbox import Sandbox, check_walls
 from routewright.search_router.decision import Decision
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +92,19 @@ def test_an_environment_is_read_before_anything_is_written(tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
+def test_a_machine_that_refuses_the_sandbox_is_told_before_anything_is_written(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROUTEWRIGHT_SANDBOX", raising=False)
+    monkeypatch.setattr(Sandbox.__init__, "__defaults__", (None, False))
+    check_walls.cache_clear()
+    assert call(monkeypatch, *STEP, "--environment", "shell") == 2
+    error = capsys.readouterr().err
+    assert "ROUTEWRIGHT_SANDBOX=open" in error
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+    check_walls.cache_clear()
+
+
 def test_a_query_log_and_the_families_of_a_profile_are_read_before_anything_is_written(
     tmp_path, monkeypatch, capsys
 ) -> None:
@@ -122,6 +136,7 @@ def test_a_step_run_shows_its_rows_and_where_its_router_is(tmp_path, monkeypatch
     monkeypatch.setattr("pipelines.run_local.publish_results", lambda folders, out: summary)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").mkdir()
+    monkeypatch.setenv("ROUTEWRIGHT_SANDBOX", "open")  # nothing is run
     monkeypatch.setattr(sys, "argv", ["routewright", *STEP, "--environment", "shell", "--seed", "3"])
     with pytest.raises(SystemExit) as stopped:
         cli.main()

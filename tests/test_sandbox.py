@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from routewright.sandbox import FLOOD, Limits, Sandbox
+from routewright.jail import PR_SET_DUMPABLE, libc
+from routewright.sandbox import FLOOD, Limits, NoWalls, Sandbox
 
 QUICK = Limits(wall_s=4, cpu_s=2, memory_bytes=300 << 20, file_bytes=1 << 20, disk_bytes=4 << 20, processes=24)
 
 
-@pytest.fixture(params=[True, False], ids=["namespaces", "limits-only"])
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with Sandbox(QUICK, namespaces=request.param) as made:
+@pytest.fixture
+def walled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    monkeypatch.delenv("ROUTEWRIGHT_SANDBOX", raising=False)
+    with Sandbox(QUICK) as made:
+        try:
+            made.run("true")
+        except NoWalls:
+            pytest.skip("this machine allows no namespaces")
         yield made
 
 
 @pytest.fixture
-def walled() -> Iterator[Sandbox]:
-    with Sandbox(QUICK) as made:
-        if "files" not in made.run("true").isolation:
-            pytest.skip("this machine allows no namespaces")
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    monkeypatch.setenv("ROUTEWRIGHT_SANDBOX", "open")
+    with Sandbox(QUICK, namespaces=False) as made:
         yield made
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # what such a run takes from this process
+
+
+@pytest.fixture(params=["walled", "opened"], ids=["namespaces", "limits-only"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    made: Sandbox = request.getfixturevalue(request.param)
+    return made
 
 
 def alive(marker: str) -> list[int]:
@@ -53,8 +66,26 @@ def test_runs_and_keeps_files(sandbox: Sandbox) -> None:
 
 def test_says_which_walls_stood(walled: Sandbox) -> None:
     assert walled.run("true").isolation == ("network", "processes", "files", "user")
-    with Sandbox(QUICK, namespaces=False) as plain:
-        assert plain.run("true").isolation == (("user",) if os.geteuid() == 0 else ())
+
+
+def test_without_walls_nothing_runs_unless_that_is_allowed(opened: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened.run("touch ran").isolation == (("user",) if os.geteuid() == 0 else ())
+    assert opened.run("rm ran").ok
+    for value in (None, "", "1", "opened"):
+        monkeypatch.delenv("ROUTEWRIGHT_SANDBOX") if value is None else monkeypatch.setenv("ROUTEWRIGHT_SANDBOX", value)
+        with pytest.raises(NoWalls) as told:
+            opened.run("touch ran")
+        assert opened.read("ran") is None
+    assert "refuses the namespaces" in str(told.value)
+    assert "network" in str(told.value)
+    assert "ROUTEWRIGHT_SANDBOX=open" in str(told.value)
+    assert "\n" not in str(told.value)
+    assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)  # on its way from a worker process
+
+
+def test_walls_stand_also_where_doing_without_is_allowed(walled: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROUTEWRIGHT_SANDBOX", "open")
+    assert "files" in walled.run("true").isolation
 
 
 def test_fork_bomb(sandbox: Sandbox) -> None:
@@ -89,8 +120,7 @@ def test_daemon_that_outlives_the_step(sandbox: Sandbox) -> None:
 def test_endless_loop(sandbox: Sandbox) -> None:
     asleep = sandbox.run("sleep 60", wall_s=0.3)
     assert (asleep.ended, asleep.exit_code) == ("wall", 137)
-    with Sandbox(Limits(wall_s=30, cpu_s=1)) as short:
-        busy = short.run("while :; do :; done")
+    busy = sandbox.run("while :; do :; done", wall_s=30)
     assert busy.exit_code == 137  # the CPU limit; the wall limit is far off
     assert busy.ended == "exit"
 
@@ -129,6 +159,27 @@ def test_big_file_and_full_disk(sandbox: Sandbox) -> None:
     assert sandbox.run("head -c 3000000 /dev/zero > big").exit_code == 128 + 25  # SIGXFSZ
     assert (sandbox.folder / "big").stat().st_size <= QUICK.file_bytes
     assert sandbox.run("for i in $(seq 40); do head -c 900000 /dev/zero > f$i; done").ended == "disk"
+
+
+DEEP = "import os\nfor _ in range(2100):\n    os.mkdir('d')\n    os.chdir('d')\n"
+
+
+def test_folders_too_deep_for_a_path(sandbox: Sandbox) -> None:
+    """What lies below cannot be counted by its path, nor can the folder be removed level by level on a stack."""
+    script = DEEP + "for i in range(40):\n    with open(f'f{i}', 'wb') as file: file.write(bytes(900_000))\n"
+    assert sandbox.run(["python3", "-c", script]).ended == "disk"
+    sandbox.close()
+    assert not sandbox.folder.parent.exists()
+
+
+@pytest.mark.parametrize(
+    "make",
+    ["fd = os.open('f', os.O_CREAT | os.O_WRONLY); os.unlink('f')", "fd = os.memfd_create('f')"],
+    ids=["removed", "memfd"],
+)
+def test_files_without_a_name_count(sandbox: Sandbox, make: str) -> None:
+    script = f"import os, time\nfor _ in range(40):\n    {make}; os.write(fd, bytes(900_000))\ntime.sleep(60)\n"
+    assert sandbox.run(["python3", "-c", script], wall_s=60).ended == "disk"
 
 
 def test_environment_is_clean(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +271,11 @@ def test_readonly_folder(walled: Sandbox, tmp_path: Path) -> None:
     assert (tmp_path / "check.sh").read_text() == "echo checked\n"
 
 
-def test_closing_removes_locked_folders() -> None:
-    with Sandbox(QUICK) as sandbox:
-        sandbox.run("mkdir -p a/b; touch a/b/c; chmod 0 a/b; chmod 0 a")
-        folder = sandbox.folder
-    assert not folder.parent.exists()
+def test_closing_removes_locked_folders(sandbox: Sandbox) -> None:
+    sandbox.run("mkdir -p a/b; touch a/b/c; chmod 0 a/b; chmod 0 a")
+    sandbox.close()
+    assert not sandbox.folder.parent.exists()
+    sandbox.close()  # once more does no harm
 
 
 @pytest.mark.parametrize("command", ["echo \0", "x" * 200_000, ["true", "a\0b"]])
@@ -234,15 +285,28 @@ def test_commands_that_no_kernel_takes(sandbox: Sandbox, command: str | list[str
     assert "command" in result.output
 
 
-def test_where_namespaces_are_refused_the_limits_still_hold(walled: Sandbox) -> None:
-    """A sandbox inside a sandbox: no namespaces in there, for real."""
+INNER = """
+import os, sys; sys.path.insert(0, '/source')
+from routewright.sandbox import NoWalls, Sandbox
+os.environ.pop('ROUTEWRIGHT_SANDBOX', None)
+with Sandbox() as inner:
+    try:
+        inner.run('echo inside')
+    except NoWalls as error:
+        print(str(error)[:22])
+    os.environ['ROUTEWRIGHT_SANDBOX'] = 'open'
+    result = inner.run('echo inside; sleep 9', wall_s=0.2)
+    print(result.isolation, result.ended, result.output)
+    print(inner.run(f'cat /proc/{os.getpid()}/environ; echo; cat /proc/$PPID/fd/*').output)
+"""
+
+
+def test_where_namespaces_are_refused_for_real(walled: Sandbox) -> None:
+    """A sandbox inside a sandbox: no namespaces in there. The inner one's user is the outer one's."""
     source = Path(__file__).parents[1] / "routewright"
-    code = (
-        "import sys; sys.path.insert(0, '/source')\n"
-        "from sandbox import Sandbox\n"
-        "with Sandbox() as inner:\n"
-        "    result = inner.run('echo inside; sleep 9', wall_s=0.2)\n"
-        "    print(result.isolation, result.ended, result.output)\n"
-    )
-    result = walled.run(["python3", "-I", "-S", "-c", code], readonly={"/source": source})
-    assert result.output == "() wall inside\n\n"
+    result = walled.run(["python3", "-I", "-S", "-c", INNER], readonly={"/source/routewright": source})
+    told, open_run, *seen = result.output.strip().split("\n", 2)
+    assert told == "sandbox: this machine "
+    assert open_run == "() wall inside"
+    assert seen[0].count("Permission denied") == 2
+    assert "PATH=" not in seen[0]

@@ -30,7 +30,7 @@ from routewright.ensemble_router.profile import RULES, AgentsSection, EnsemblePr
 from routewright.ensemble_router.prompts import completion_text, encode_prompt
 from routewright.ensemble_router.tasks import Task
 from routewright.ensemble_router.training_rules import choose, lambda_of, layers_of, margin_of, state_width
-from routewright.ensemble_router.verify import verify
+from routewright.ensemble_router.verify import check_sandbox, verify
 from routewright.ensemble_router.vllm_generation import generate_on_vllm
 from routewright.errors import BadInput
 
@@ -72,6 +72,7 @@ def coevolve(
     """
     if rule not in RULES:
         raise BadInput(f"rule {rule!r}: expected one of {', '.join(RULES)}")
+    check_sandbox(tasks)
     a, r, c = profile.agents, profile.router, profile.coevolve
     lam = lambda_of(rule, profile)
     warn_of_margin(a.count, lam, r.tau, margin_of(rule, profile))

@@ -13,6 +13,7 @@ from routewright import tracking
 from routewright.ensemble_router.dataset import DESCRIPTION, synthesize
 from routewright.ensemble_router.profile import EnsembleProfile, FileSection
 from routewright.ensemble_router.task_files import load_tasks
+from routewright.ensemble_router.verify import check_sandbox
 from routewright.errors import BadInput
 
 SCORED_BY_EXTRA = ("math", "reasoning-gym", "instructions")
@@ -30,6 +31,7 @@ def fetch_tasks(out: Path, profile: EnsembleProfile) -> dict[str, Any]:
     scored = bool(profile.tasks.families or profile.tasks.out_of_distribution)
     for number, file in enumerate(profile.tasks.files):
         tasks = load_tasks(file.path, file.domain)
+        check_sandbox(tasks)
         counts[str(file.path)] = len(tasks)
         scored = scored or any(task.check in SCORED_BY_EXTRA for task in tasks)
         place = fetched(out, number, file)

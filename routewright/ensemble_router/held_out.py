@@ -19,7 +19,7 @@ from routewright.ensemble_router.learned_rules import LearnedRouter
 from routewright.ensemble_router.profile import AgentsSection
 from routewright.ensemble_router.prompts import completion_text, encode_prompt
 from routewright.ensemble_router.tasks import Task
-from routewright.ensemble_router.verify import verify
+from routewright.ensemble_router.verify import check_sandbox, verify
 from routewright.ensemble_router.voting import vote
 
 Decide = Callable[[np.ndarray], tuple[list[int], np.ndarray]]
@@ -60,6 +60,7 @@ def held_answers(
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
         if [row["id"] for row in rows] == [task.id for task in tasks]:
             return _held(rows)
+    check_sandbox(tasks)
     prompts = [[encode_prompt(base.tokenizer, task.prompt) for task in tasks] for base in bases]
     found: list[dict[str, Any]] = [{"id": task.id, "texts": [], "rewards": [], "tokens": []} for task in tasks]
     work = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import math
 import re
 import secrets
 import zlib
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from routewright.errors import BadInput
-from routewright.sandbox import Limits, Result, Sandbox
+from routewright.sandbox import ISOLATED, Limits, Result, Sandbox, check_walls
 from routewright.step_router.environments.protocol import Observation, Outcome
 
 TOLD = 1_500  # characters of a failure that are shown, its end
@@ -88,7 +89,7 @@ def load_problems(path: Path) -> list[Problem]:
     try:
         code = "utf-8-sig"
         with gzip.open(path, "rt", encoding=code) if path.suffix == ".gz" else path.open(encoding=code) as file:
-            lines = file.read().splitlines()
+            lines = file.read().split("\n")  # splitlines would break at U+2028, which JSON may hold
     except (OSError, UnicodeDecodeError, EOFError, zlib.error):
         raise BadInput(f"{path}: not readable as (gzipped) text, expected JSON lines") from None
     problems: dict[str, Problem] = {}
@@ -148,7 +149,10 @@ def _problem(row: dict[str, Any], where: str) -> Problem:
         return Problem(name, prompt, preamble, entry, solution, f"{setup}\n{tests}")
     if not entry:
         raise BadInput(f"{where}: field entry_point: expected the function that base_input is for, the problem has none")
-    return Problem(name, prompt, preamble, entry, solution, "", _literals(inputs, where), float(row.get("atol") or 0.0))
+    atol = row.get("atol") or 0.0
+    if type(atol) not in (int, float) or not 0 <= atol < math.inf:
+        raise BadInput(f"{where}: field atol: expected a number that is not negative, got {atol!r}")
+    return Problem(name, prompt, preamble, entry, solution, "", _literals(inputs, where), float(atol))
 
 
 def _literals(inputs: Sequence[Any], where: str) -> str:
@@ -180,16 +184,17 @@ class CodeEnvironment:
     """An action is Python code, the whole function or its body; a step runs the tests and shows the failure.
 
     The episode ends when the tests pass or after ``attempts`` steps. The same code for the same problem runs once.
+    `NoWalls` where the sandbox refuses to run anything.
     """
 
     def __init__(self, problems: Sequence[Problem], attempts: int = 3, limits: Limits = LIMITS) -> None:
+        check_walls()
         self._problems = {problem.id: problem for problem in problems}
         self._attempts, self._limits = attempts, limits
         self._verdicts: dict[tuple[str, str], tuple[bool, str]] = {}
         self._tests: dict[str, str] = {}
         self._problem: Problem | None = None
         self._step, self._done, self._last = 0, True, ""
-        self.isolation: tuple[str, ...] = ()
 
     def reset(self, task: str, seed: int) -> Observation:
         """Begin; the seed has no effect here."""
@@ -255,8 +260,7 @@ class CodeEnvironment:
         with Sandbox(limits) as sandbox:
             sandbox.write("case.json", json.dumps({"solution.py": code, "tests.py": tests, "token": token}))
             sandbox.write("harness.py", HARNESS)
-            result = sandbox.run(["python3", "-I", "-S", "harness.py"])
-        self.isolation = result.isolation
+            result = sandbox.run([*ISOLATED, "-S", "harness.py"])
         return result, result.ok and result.output.endswith("\n" + token)
 
 

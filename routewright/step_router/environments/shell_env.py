@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from routewright.errors import BadInput
-from routewright.sandbox import HOME, MAX_COMMAND, Limits, Sandbox
+from routewright.sandbox import HOME, ISOLATED, MAX_COMMAND, Limits, Sandbox, check_walls
 from routewright.step_router.environments.container import Container, engine_answers
 from routewright.step_router.environments.protocol import Observation, Outcome
 
@@ -188,10 +188,13 @@ def _copied(dockerfile: Path) -> list[tuple[str, Path]]:
 class ShellEnvironment:
     """An action is a command line; ``submit`` ends the episode, and so does the last step; then the checker decides.
 
-    Outcomes are kept by (task, seed, commands), so what has been run once is not run again.
+    Outcomes are kept by (task, seed, commands), so what has been run once is not run again. `NoWalls` where a task needs
+    the sandbox and that refuses to run anything.
     """
 
     def __init__(self, tasks: Sequence[ShellTask], max_steps: int = 8, limits: Limits = LIMITS) -> None:
+        if any(task.image is None for task in tasks):
+            check_walls()
         self._tasks = {task.name: task for task in tasks}
         self._max_steps, self._limits = max_steps, limits
         self._outputs: dict[tuple[str, int, tuple[str, ...]], str] = {}
@@ -201,7 +204,6 @@ class ShellEnvironment:
         self._task: ShellTask | None = None
         self._seed, self._step, self._done = 0, 0, True
         self._commands: tuple[str, ...] = ()
-        self.isolation: tuple[str, ...] = ()
 
     def reset(self, task: str, seed: int) -> Observation:
         """Begin; the seed makes the task's files (own tasks)."""
@@ -264,7 +266,6 @@ class ShellEnvironment:
             self._sandbox, lived = self._begin(), None
         for end in range(len(lived[2]) + 1 if lived else 1, len(commands) + 1):
             result = self._sandbox.run(commands[end - 1])
-            self.isolation = result.isolation
             ending = f"exit code {result.exit_code}" if result.ended == "exit" else f"stopped at the {result.ended} limit"
             output = result.output.strip()
             if len(output) > TOLD:
@@ -281,7 +282,7 @@ class ShellEnvironment:
         for place, source in self._task.files:
             sandbox.write(place, source.read_bytes(), source.stat().st_mode & 0o777)
         if self._task.setup:
-            result = sandbox.run(["python3", "-I", "-S", "-c", self._task.setup, str(self._seed)])
+            result = sandbox.run([*ISOLATED, "-S", "-c", self._task.setup, str(self._seed)])
             if not result.ok:
                 sandbox.close()
                 told = (result.output.strip().splitlines() or [f"exit code {result.exit_code}"])[-1]
@@ -294,8 +295,9 @@ class ShellEnvironment:
             sandbox, tests = self._live(), {"/tests": self._task.folder / "tests"}
             if self._task.checks:
                 order = {"setup": self._task.setup, "tests": self._task.checks, "seed": self._seed}
-                packages = () if isinstance(sandbox, Container) else ("-S",)  # an image's own may be used
-                result = sandbox.run(["python3", "-I", *packages, "-c", CHECKER, json.dumps(order)], readonly=tests)
+                # an image's own packages may be used, and its Python may be older than 3.11
+                python = ["python3", "-I"] if isinstance(sandbox, Container) else [*ISOLATED, "-S"]
+                result = sandbox.run([*python, "-c", CHECKER, json.dumps(order)], readonly=tests)
             elif isinstance(sandbox, Container):
                 result = sandbox.run(["bash", "-c", VERIFIER], readonly=tests)
             else:

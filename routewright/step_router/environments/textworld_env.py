@@ -1,8 +1,8 @@
 """TextWorld games, made offline and played in process: quests in 3-5 rooms, and cooking, where moves are final.
 
-Games are made by the `textworld` package (Côté et al., arXiv 1806.11532), an extra, and kept on disk by their
-parameters. The package's interpreter needs a compiled game for its prose; the observations here are written from the
-game's facts instead, which needs no compiler and costs milliseconds.
+Games are made by the `textworld` package (Côté et al., arXiv 1806.11532), an extra, and kept on disk by its version
+and their parameters. The package's interpreter needs a compiled game for its prose; the observations here are written
+from the game's facts instead, which needs no compiler and costs milliseconds.
 """
 
 from __future__ import annotations
@@ -107,8 +107,12 @@ def _textworld() -> Any:
 
 
 def make_game(spec: GameSpec, cache: Path) -> Path:
-    """The game's file in the cache, made (seconds) if it is not there. BadInput without the textworld package."""
+    """The game's file in the cache, made (seconds) if it is not there. BadInput without the textworld package.
+
+    Other versions of textworld make other games of the same parameters: each has a folder of its own in the cache.
+    """
     textworld = _textworld()
+    cache = cache / str(textworld.__version__)
     path = cache / f"{spec.task}.json"
     if path.is_file():
         return path
@@ -256,24 +260,25 @@ def describe(game: Game, progression: GameProgression) -> tuple[str, str]:
 
 
 class TextWorldEnvironment:
-    """Games by the names of their parameters (`GameSpec.task`).
+    """Games by the names of their parameters (`GameSpec.task`): files of the folder, else made in it as in a cache.
 
     A step that is not admissible changes nothing and is spent. The step limit is 1.5 times the expert's number of
     moves plus one, so that waiting is not free. The seed sets the order of the admissible actions.
     """
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         _textworld()
-        self._cache = cache
+        self._folder = folder
         self._games: OrderedDict[str, _Played] = OrderedDict()
         self._executed: tuple[str, ...] = ()
         self._step, self._limit, self._seed = 0, 0, 0
         self._played: _Played | None = None
 
     def reset(self, task: str, seed: int) -> Observation:
-        """Begin the game; made first if it is not in the cache."""
+        """Begin the game; made first if it is not there."""
         if task not in self._games:
-            self._games[task] = _Played(make_game(GameSpec.parse(task), self._cache))
+            spec, file = GameSpec.parse(task), self._folder / f"{task}.json"
+            self._games[task] = _Played(file if file.is_file() else make_game(spec, self._folder))
             if len(self._games) > GAMES_KEPT:
                 self._games.popitem(last=False)
         self._games.move_to_end(task)

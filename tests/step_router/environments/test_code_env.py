@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from routewright.errors import BadInput
-from routewright.sandbox import Limits
+from routewright.sandbox import Limits, NoWalls
 from routewright.step_router.environments.code_env import CodeEnvironment, Problem, load_problems, program
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "verifiable"
@@ -131,6 +131,36 @@ def test_failures_do_not_differ_from_run_to_run(problems: list[Problem]) -> None
     assert len(told) == 1
 
 
+def test_the_order_of_sets_is_the_same_in_every_run(problems: list[Problem]) -> None:
+    """One of 40 words, by set order: nine more runs agree by chance once in 40⁹."""
+    code = "def double(x):\n    raise ValueError(list({f'word{i}' for i in range(40)})[0])"
+    told = set()
+    for _ in range(10):
+        environment = CodeEnvironment(problems, limits=QUICK)
+        environment.reset("902", 0)
+        told.add(environment.step(code).observation.text)
+    assert len(told) == 1
+
+
+def test_files_in_the_folder_and_variables_of_this_process_do_not_reach_python(
+    environment: CodeEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONHASHSEED", "PYTHONWARNINGS"):
+        monkeypatch.setenv(name, "7")
+    environment.reset("902", 0)
+    code = (
+        "import os, sys\nwith open('math.py', 'w') as file: file.write('1 / 0')\nimport random\n"
+        "def double(x): raise ValueError(sorted(e for e in os.environ.items() if e[0].startswith('PYTHON')), '' in sys.path)"
+    )
+    told = environment.step(code).observation.text
+    assert "([('PYTHONDONTWRITEBYTECODE', '1'), ('PYTHONHASHSEED', '0')], False)" in told
+
+
+def test_without_walls_nothing_begins(problems: list[Problem], refused: None) -> None:
+    with pytest.raises(NoWalls, match="ROUTEWRIGHT_SANDBOX=open"):
+        CodeEnvironment(problems)
+
+
 def test_same_code_runs_once(environment: CodeEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     environment.reset("902", 0)
     first = environment.step(environment.teacher())
@@ -158,6 +188,10 @@ def test_mbpp_shows_one_test(environment: CodeEnvironment) -> None:
         ([MBPP, MBPP], r"line 2: field task_id: '902' occurs twice"),
         ([{**PLUS, "base_input": "[[1, __import__('os')]]"}], r"line 1: field base_input"),
         ([{**PLUS, "entry_point": ""}], r"line 1: field entry_point"),
+        ([MBPP, {**PLUS, "atol": "abc"}], r"line 2: field atol: expected a number that is not negative, got 'abc'$"),
+        ([{**PLUS, "atol": -1}], r"line 1: field atol: .* got -1$"),
+        ([{**PLUS, "atol": True}], r"line 1: field atol: .* got True$"),
+        ([{**PLUS, "atol": float("nan")}], r"line 1: field atol: .* got nan$"),
         ([], "holds no problem"),
     ],
 )
@@ -171,6 +205,13 @@ def test_a_byte_order_mark_is_no_part_of_the_first_problem(tmp_path: Path) -> No
     (tmp_path / "marked.jsonl").write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
     (tmp_path / "marked.jsonl.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + plain.read_bytes()))
     assert load_problems(tmp_path / "marked.jsonl") == load_problems(tmp_path / "marked.jsonl.gz") == load_problems(plain)
+
+
+def test_a_line_may_hold_other_line_separators(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    text = json.dumps({**MBPP, "text": "Double\u2028a\x85number."}, ensure_ascii=False)
+    path.write_bytes(f"{text}\r\n{json.dumps(PLUS)}\n".encode())
+    assert [problem.prompt for problem in load_problems(path)] == ["Double\u2028a\x85number.", PLUS["prompt"]]
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from routewright.errors import BadInput
+from routewright.sandbox import NoWalls
 from routewright.step_router.environments import shell_env
 from routewright.step_router.environments.protocol import Outcome
 from routewright.step_router.environments.shell_env import SUBMIT, ShellEnvironment, load_task, load_tasks
@@ -50,6 +52,7 @@ def make(folder: Path, **files: str) -> Path:
     return folder
 
 
+DEEP = 'import os\nfor _ in range(2100):\n    os.mkdir("d")\n    os.chdir("d")\n'
 CHECK = "from pathlib import Path\n\n\ndef test_answer():\n    assert Path('/app/answer.txt').read_text() == '42\\n'\n"
 YAML = "instruction: |-\n  Write 42 to answer.txt\ndifficulty: easy\n"
 
@@ -120,6 +123,21 @@ def test_other_histories_start_from_a_clean_folder(shell: ShellEnvironment) -> N
     assert shell.step("ls; cat one").observation.text == "one\ntext.txt\na\n[exit code 0]"
 
 
+def test_without_walls_nothing_begins(refused: None) -> None:
+    with pytest.raises(NoWalls, match="ROUTEWRIGHT_SANDBOX=open"):
+        ShellEnvironment(TASKS)
+    ShellEnvironment([replace(TASKS[0], image="debian")])  # runs in a container
+
+
+def test_a_folder_too_deep_to_list_ends_the_command_and_not_the_run(shell: ShellEnvironment) -> None:
+    shell.reset("word-counts", 0)
+    command = f"python3 -c '{DEEP}'"
+    assert "stopped at the disk limit" in shell.step(command).observation.text
+    assert not shell.step(SUBMIT).success
+    shell.reset("word-counts", 1)
+    assert shell.step("ls").observation.text == "text.txt\n[exit code 0]"
+
+
 def test_checker_cannot_be_fooled_by_a_file_named_like_a_module(shell: ShellEnvironment) -> None:
     shell.reset("word-counts", 0)
     shell.step("for name in pathlib re json collections; do echo 'import os; os._exit(0)' > $name.py; done")
@@ -145,8 +163,6 @@ def test_terminal_bench_folders(tmp_path: Path) -> None:
     environment = ShellEnvironment(load_tasks(tmp_path))
     environment.reset("first", 0)
     assert environment.step("cat data.txt lib/a.txt").observation.text == "d\na\n[exit code 0]"
-    if "files" not in environment.isolation:
-        pytest.skip("the checkers of these tasks need /app and /tests")
     for task in ("first", "second"):
         environment.reset(task, 0)
         environment.step("echo 41 > answer.txt")

@@ -139,7 +139,20 @@ def test_games_are_cached(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_game(spec, games)
     monkeypatch.setattr("routewright.step_router.environments.textworld_env._generate", lambda *a: pytest.fail("made again"))
     assert make_game(spec, games) == path
-    assert [name for name in os.listdir(games) if not name.endswith(".json")] == []
+    assert [name for name in os.listdir(path.parent) if not name.endswith(".json")] == []
+
+
+def test_another_version_of_textworld_makes_its_own_games(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = GameSpec.parse(QUEST)
+    before = make_game(spec, games).read_bytes()
+    monkeypatch.setattr("textworld.__version__", "99.0")
+    monkeypatch.setattr("routewright.step_router.environments.textworld_env._generate", lambda *a: pytest.fail("made again"))
+    with pytest.raises(pytest.fail.Exception, match="made again"):
+        make_game(spec, games)
+    laid_out = games / "dataset"  # a run's own games are played as they are
+    laid_out.mkdir()
+    (laid_out / f"{QUEST}.json").write_bytes(before)
+    assert TextWorldEnvironment(laid_out).reset(QUEST, 0).admissible
 
 
 @pytest.mark.parametrize("task", [QUEST, COOKING])
@@ -151,7 +164,8 @@ def test_another_process_makes_the_same_game(games: Path, tmp_path: Path, task: 
     )
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code, task, str(tmp_path)], check=True, env=environment)
-    assert make_game(GameSpec.parse(task), games).read_bytes() == (tmp_path / f"{task}.json").read_bytes()
+    (other,) = tmp_path.rglob(f"{task}.json")
+    assert make_game(GameSpec.parse(task), games).read_bytes() == other.read_bytes()
     seen = []
     for folder in (games, tmp_path):
         environment_ = TextWorldEnvironment(folder)
