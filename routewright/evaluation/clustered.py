@@ -1,5 +1,5 @@
 """95 % bootstrap over groups: episodes of one task, or queries about one thing, resemble each other and are resampled
-together.
+together; where episodes share perturbation seeds too, over both.
 
 The same seed and the same groups give the same resamples, which pairs the rows of a table.
 """
@@ -76,6 +76,21 @@ def group_draws(groups: int, seed: int, resamples: int) -> np.ndarray:
     """How often each group occurs in each resample, (resamples, groups)."""
     generator = np.random.default_rng(seed)
     return generator.multinomial(groups, np.full(groups, 1 / groups), size=resamples).astype(float)
+
+
+def crossed_draws(group: Sequence[Hashable], other: Sequence[Hashable], seed: int, resamples: int = RESAMPLES) -> np.ndarray:
+    """How often each episode (n,) counts where groups *and* others (perturbation seeds) are resampled, (≤ resamples, n).
+
+    The pigeonhole bootstrap (Owen 2007, doi:10.1214/07-AOAS122): both are drawn with replacement, each by itself, and an
+    episode counts as often as its group times as often as its other. Intervals of it speak of new groups under new others;
+    it is conservative: the noise of single episodes counts up to three times. The groups are drawn as by `group_draws`.
+    Resamples that hold no episode are left out. Few seeds tell little of how unequal seeds are, a single one nothing.
+    """
+    groups, index = codes(group, len(group))
+    others, at = codes(other, len(group))
+    by_other = np.random.default_rng((seed, 1)).multinomial(others, np.full(others, 1 / others), size=resamples)
+    draws = group_draws(groups, seed, resamples)[:, index] * by_other[:, at]
+    return draws[draws.any(axis=1)]
 
 
 def percentiles(value: float, replicates: np.ndarray, n: int) -> Estimate:

@@ -57,6 +57,11 @@ CVAR_ACTS = (
     "The CVaR term acts on the risk, which failure-risk escalates on; risk escalates on the benefit of a call, which has "
     "the term through the shared layers only. So its ablation is failure-risk − failure-no-cvar."
 )
+NEW_SEEDS = (
+    "What strikes an episode depends on its perturbation seed alone, which many tasks share. The first interval resamples "
+    "the tasks: it holds for new tasks under these seeds. The second resamples tasks and seeds, both independently (the "
+    "pigeonhole bootstrap, Owen 2007, known to be conservative): it holds for new tasks under new seeds."
+)
 _MANY_SEEDS = 12
 _SHORT = {"llm_calls_per_episode": "LLM calls", "escalated_episodes": "episodes", "worst_seed_success": "worst seed"}
 
@@ -90,6 +95,7 @@ def write_step_report(
     sections = [
         _frontier_section(results),
         _rows_section(results),
+        _threshold_section(results),
         _comparison_section(results),
         _target_section(results),
         _gates(summary),
@@ -124,8 +130,9 @@ def _rows(results: StepResults) -> dict[str, Row]:
     return {row.name: row for row in results.rows}
 
 
-def _interval(estimate: Estimate, digits: int = 3) -> str:
-    return f"[{_signed(estimate.low, digits)}, {_signed(estimate.high, digits)}]"
+def _intervals(*estimates: Estimate | None) -> Markup:
+    """One under the other: a table has little room."""
+    return Markup("<br>").join(f"[{_signed(e.low)}, {_signed(e.high)}]" for e in estimates if e is not None)
 
 
 def _signed(value: float, digits: int = 3) -> str:
@@ -134,10 +141,10 @@ def _signed(value: float, digits: int = 3) -> str:
     return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
-def _estimate_cell(estimate: Estimate | None, digits: int = 3, bold: bool = False) -> Markup | str:
+def _estimate_cell(estimate: Estimate | None, new_seeds: Estimate | None = None) -> Markup | str:
     if estimate is None:
         return ""
-    return block("value", _signed(estimate.mean, digits), _interval(estimate, digits), bold)
+    return block("value", _signed(estimate.mean), _intervals(estimate, new_seeds), False)
 
 
 def _tiles(results: StepResults) -> list[Tile]:
@@ -152,7 +159,7 @@ def _tiles(results: StepResults) -> list[Tile]:
     tiles.append(Tile("area under the frontier", f"{area.mean:.3f}", f"{area.low:.3f}–{area.high:.3f}"))
     skill = next((c.skill for c in results.calibration if c.row == "risk"), None)
     if skill is not None:
-        tiles.append(Tile("Brier skill", _signed(skill.mean), f"{_signed(skill.low)} to {_signed(skill.high)}"))
+        tiles.append(Tile("Brier skill", _signed(skill.mean), f"{_signed(skill.low)} to {_signed(skill.high)}, these seeds"))
     return tiles
 
 
@@ -193,25 +200,68 @@ def _rows_section(results: StepResults) -> Section:
     lines = [TableRow([row.name, *(cell(row, m) for m in metrics)], mark=row.name == "risk") for row in results.rows]
     columns = ["row", *(_SHORT.get(metric, metric) for metric in metrics)]
     caption = (
-        f"risk and its ablations stand at their own threshold. The rows without one are read off their frontier where "
+        f"risk stands at its own threshold, as does risk-no-jsd. The rows without one are read off their frontier where "
         f"they escalate as much as risk, {results.matched_rate:.1%}: linear between the two measured settings next to "
         "it, as a coin tossed between the two would do. Bold: the best router. Escalation is the share of steps that the "
         "LLM takes; look at its calls an episode too, as steps that the small model wastes dilute the share. Cost an "
         f"episode: {results.c_slm:g} a proposal of the small model, {results.c_llm:g} a step of the LLM; a rule that looks "
-        "at the proposals pays for both where it escalates. Episodes: the share with any call."
+        "at the proposals pays for both where it escalates. Episodes: the share with any call. Intervals are for new tasks "
+        f"under these {results.seeds:,} perturbation seeds; of success under new seeds too: {_under_new_seeds(results)}."
     )
     return Section("All rows", table_html(columns, lines), caption)
+
+
+def _under_new_seeds(results: StepResults) -> str:
+    found = {name: results.success_new_seeds[name] for name in ("slm", "risk", "llm")}
+    return ", ".join(f"{name} {estimate.low:.3f}–{estimate.high:.3f}" for name, estimate in found.items())
+
+
+_THRESHOLDS = {
+    "parity": "98 % of the LLM's success",
+    "bayes": "costs of a call and of a failure",
+    "budget": "mean LLM calls an episode",
+    "guaranteed": "Learn-then-Test",
+}
+
+
+def _threshold_section(results: StepResults) -> Section | None:
+    if not results.thresholds:
+        return None
+    own = next(p.threshold for f in results.frontiers if f.row == "risk" for p in f.points if p.operating)
+
+    def between(values: tuple[float, float]) -> str:
+        low, high = (f"{value:.3f}" for value in values)
+        return low if low == high else f"{low}–{high}"
+
+    lines = [
+        TableRow(
+            [t.name, _THRESHOLDS.get(t.name, ""), "none: all to the LLM" if t.value is None else _signed(t.value, 4),
+             between(t.escalation), between(t.success)],
+            mark=t.value is not None and t.value == own,
+        )
+        for t in results.thresholds
+    ]  # fmt: skip
+    caption = (
+        "The thresholds of risk that calibration chose, marked where risk stands here; Learn-then-Test speaks of new tasks "
+        "under calibration's perturbation seeds. Success and escalation are read off the frontier: of the measured settings "
+        "next to the threshold, the lower and the upper one; the other thresholds were not played."
+    )
+    columns = ["threshold", "from", "benefit above", "escalation", "success"]
+    return Section("Thresholds", table_html(columns, lines, left=2), caption)
 
 
 def _comparison_cell(found: Comparison | None) -> str | Markup:
     if found is None:
         return ""
-    d = found.difference
+    d, new = found.difference, found.new_seeds or found.difference
     below_is_good = found.at == "cvar at own rate"
-    mark, word = ("▲", "above") if d.low > 0 else ("▼", "below") if d.high < 0 else ("○", "unclear")
+    word = "above" if d.low > 0 else "below" if d.high < 0 else "unclear"
+    mark = {"above": "▲", "below": "▼", "unclear": "○"}[word]
     kind = "" if word == "unclear" else "good" if (word == "below") == below_is_good else "bad"
+    if word != "unclear" and new.low <= 0 <= new.high:
+        mark, word, kind = {"▲": "△", "▼": "▽"}[mark], f"{word} under these seeds", ""
     text = _signed(d.mean) if d.mean <= 0 else f"+{_signed(d.mean)}"
-    return block("difference", text, _interval(d), mark, word, kind)
+    return block("difference", text, _intervals(d, found.new_seeds), mark, word, kind)
 
 
 def _compared(results: StepResults, b: str, at: str, a: str = "risk") -> Comparison | None:
@@ -228,8 +278,8 @@ def _comparison_section(results: StepResults) -> Section | None:
     ]
     caption = (
         f"Success of risk minus that of the row, both at the oracle's escalation ({results.oracle_rate:.1%}), both at "
-        f"risk's own ({results.matched_rate:.1%}), and the difference of the areas. Same episodes, tasks resampled "
-        "together. ▲ above and ▼ below: the 95 % interval leaves out zero; ○: it does not."
+        f"risk's own ({results.matched_rate:.1%}), and the difference of the areas, on the same episodes. {NEW_SEEDS} "
+        "▲ above and ▼ below: both 95 % intervals leave out zero; △ and ▽: the first only; ○: neither."
     )
     columns = ["risk minus", "at the oracle's rate", "at risk's rate", "area"]
     return Section("Paired differences", table_html(columns, lines), caption)
@@ -239,8 +289,8 @@ def _target_section(results: StepResults) -> Section:
     areas = {f.row: f.area for f in results.frontiers}
     lines = [
         TableRow(
-            [t.row, *(_estimate_cell(e) for e in (t.success_share, t.operating_ratio, t.escalation_at_share, t.oracle_ratio,
-                                                  areas[t.row]))],
+            [t.row, *(_estimate_cell(getattr(t, name), new) for name, new in t.new_seeds.items()),
+             _estimate_cell(areas[t.row])],
             mark=t.row == "risk",
         )
         for t in results.targets
@@ -248,7 +298,8 @@ def _target_section(results: StepResults) -> Section:
     caption = (
         "Success as a share of the LLM's, and escalation divided by the oracle's, in the setting of the table above; the "
         "least escalation at which the frontier has 97 % of the LLM's success; that escalation divided by the oracle's, "
-        "where 1 or less is as cheap as knowing beforehand which episodes fail; the area under the frontier. "
+        "where 1 or less is as cheap as knowing beforehand which episodes fail; the area under the frontier. The "
+        "second interval, where there is one, is for new tasks under new perturbation seeds. "
         f"{HINDSIGHT}"
     )
     columns = ["row", "of the LLM's", "÷ the oracle's", "escalation at 97 %", "that ÷ the oracle's", "area"]
@@ -257,7 +308,14 @@ def _target_section(results: StepResults) -> Section:
 
 def _gates(summary: Summary) -> Section | None:
     section = gate_section(summary)
-    return None if section is None else replace(section, caption=f"{section.caption} {HINDSIGHT}")
+    if section is None:
+        return None
+    passed = sum(gate.passed for gate in summary.gates)
+    caption = (
+        f"{passed} of {len(summary.gates)} passed. What a run should show; a promotion compares two routers by gates of its "
+        f"own. {HINDSIGHT} The Brier skill is judged by its interval over tasks and perturbation seeds."
+    )
+    return replace(section, title="Gates", caption=caption)
 
 
 def _worst_section(results: StepResults) -> Section:
@@ -295,7 +353,7 @@ def _calibration_section(results: StepResults) -> Section | None:
 
     lines = [
         TableRow(
-            [c.row, _estimate_cell(c.brier), _estimate_cell(c.skill), _estimate_cell(c.ece),
+            [c.row, _estimate_cell(c.brier), _estimate_cell(c.skill, c.skill_new_seeds), _estimate_cell(c.ece),
              *auc_cells({auc.step: auc.auc for auc in c.auc})],
             mark=c.row == "risk",
         )
@@ -305,7 +363,8 @@ def _calibration_section(results: StepResults) -> Section | None:
     caption = (
         "The risk of each step against what became of the episode, where the small model went on alone; on the diagonal a "
         "risk can be taken at its word, larger dots hold more steps. Every episode weighs the same. Brier skill above 0 "
-        f"beats the base rate ({results.calibration[0].base_rate:.1%} of the episodes fail). Failing episodes are long, "
+        f"beats the base rate ({results.calibration[0].base_rate:.1%} of the episodes fail); its second "
+        "interval is for new tasks under new perturbation seeds. Failing episodes are long, "
         "so the step number alone tells much over all steps; the AUC at the first steps is the harder test."
     )
     figure_block = figure_html("reliability", figure, "predicted risk and observed share of failures")
@@ -406,8 +465,10 @@ def _data_section(
     ]  # fmt: skip
     point_columns = ["row", "rule", "threshold", "operating", "escalation", "success", "llm_calls_per_episode",
                      "escalated_episodes"]  # fmt: skip
+    difference_columns = ["a", "b", "at", "rate", *interval, "low_new_seeds", "high_new_seeds"]
     differences = [
-        [c.a, c.b, c.at, "" if c.rate is None else c.rate, d.mean, d.low, d.high, d.n]
+        [c.a, c.b, c.at, "" if c.rate is None else c.rate, d.mean, d.low, d.high, d.n,
+         *(("", "") if c.new_seeds is None else (c.new_seeds.low, c.new_seeds.high))]
         for c in results.comparisons if (d := c.difference)
     ]  # fmt: skip
     files = [
@@ -415,7 +476,7 @@ def _data_section(
         DataFile("summary.json", "application/json", summary.model_dump_json(indent=1).encode(), "the run summary"),
         DataFile("rows.csv", "text/csv", csv_bytes(["row", "metric", *interval], metrics), "every metric of every row"),
         DataFile("frontier.csv", "text/csv", csv_bytes(point_columns, points), "every measured setting"),
-        DataFile("differences.csv", "text/csv", csv_bytes(["a", "b", "at", "rate", *interval], differences),
+        DataFile("differences.csv", "text/csv", csv_bytes(difference_columns, differences),
                  "the paired differences"),
     ]  # fmt: skip
     files += [

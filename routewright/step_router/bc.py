@@ -202,5 +202,6 @@ def distill_bc(
     trained: Any = trainer.model
     if section.lora:
         trained = trained.merge_and_unload()
-    save_model(trained, reader, out, {"stage": "bc", "seed": seed, "profile": profile.name, "states": len(states)})
+    facts = {"stage": "bc", "seed": seed, "profile": profile.name, "states": len(states), "dtype": profile.backbone.dtype}
+    save_model(trained, reader, out, facts)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,7 @@ def _one_policy(
     benefits = model.benefits(rollouts.features)
     facts = {
         "thresholds": chosen["thresholds"],
-        "operating": "parity",
+        "operating": section.operating,
         "benefits": [round(float(b), 6) for b in benefits[:: max(1, len(benefits) // BENEFITS_KEPT)]],
         "c_slm": section.c_slm,
         "c_llm": section.c_llm,
@@ -187,9 +187,11 @@ def _one_policy(
 def choose_thresholds(played: Sequence[Episode], grid: Sequence[float], profile: StepRouterProfile) -> dict[str, Any]:
     """Thresholds from episodes that were re-executed at each threshold of the grid.
 
-    ``parity``: the largest whose success is at least PARITY of the LLM's (EVERY where none is), the operating one.
-    ``bayes``: from costs. ``budget``: for the profile's calls an episode. ``guaranteed``: Learn-then-Test over tasks; None
-    where nothing is certified. A threshold of 1 never escalates.
+    ``parity``: the largest whose success is at least PARITY of the LLM's (EVERY where none is). ``bayes``: from costs.
+    ``budget``: for the profile's calls an episode. ``guaranteed``: Learn-then-Test over tasks; None where nothing is
+    certified. Tasks that share perturbation seeds are independent given these only: the guarantee is for new tasks under
+    the split's seeds. Under new seeds too it holds where no two tasks share one, with a ``router.seed_pool`` of at least
+    ``tasks.threshold`` × ``router.seeds``. A threshold of 1 never escalates.
     """
     section = profile.router
     by_row: dict[tuple[str, float | None], list[Episode]] = {}
@@ -220,6 +222,12 @@ def choose_thresholds(played: Sequence[Episode], grid: Sequence[float], profile:
         "slm_success": float(np.mean([e.success for e in slm])),
         "llm_success": 1 - p_llm,
     }
+
+
+def operating_threshold(description: Mapping[str, Any]) -> float:
+    """The threshold at which a router's folder stands, as `StepRouter.load` reads it: EVERY where none was certified."""
+    threshold = description["thresholds"][description["operating"]]
+    return EVERY if threshold is None else float(threshold)
 
 
 def roc(risks: np.ndarray, rollouts: Rollouts) -> dict[str, list[float]]:

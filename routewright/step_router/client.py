@@ -247,14 +247,16 @@ class StepRouter:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, c_slm: float | None = None, c_llm: float | None = None, **settings: Any
-    ) -> StepRouter:
+        cls, folder: str | Path, *, operating: str | None = None, c_slm: float | None = None, c_llm: float | None = None,
+        **settings: Any,
+    ) -> StepRouter:  # fmt: skip
         """The router in a folder that the calibrate stage wrote, at its operating threshold.
 
-        A threshold of null means that none could be vouched for: every step goes to the LLM. ``c_slm`` and ``c_llm``
-        are prices of a call in any unit, those of training unless given. ``settings``: ``calls_per_day`` caps the LLM
-        calls of all episodes from midnight to midnight in the clock's time zone, paced for about
-        ``decisions_per_day``; with probability ``epsilon`` a decision is drawn at random, for off-policy estimates;
+        ``operating`` names another of the folder's thresholds: ``parity`` with the LLM, ``bayes`` (from costs), ``budget``
+        (calls an episode) or ``guaranteed``. One of null means that none could be vouched for: every step goes to the LLM.
+        ``c_slm`` and ``c_llm`` are prices of a call in any unit, those of training unless given. ``settings``:
+        ``calls_per_day`` caps the LLM calls of all episodes from midnight to midnight in the clock's time zone, paced for
+        about ``decisions_per_day``; with probability ``epsilon`` a decision is drawn at random, for off-policy estimates;
         ``log`` is the file that finished episodes are appended to; ``seed`` is for exploration; ``clock`` tells the
         time, with a time zone. BadInput names a file or field that is missing or wrong.
         """
@@ -264,12 +266,12 @@ class StepRouter:
             facts = _Facts.model_validate(description)
         except ValidationError as error:
             raise BadInput(f"{folder / DESCRIPTION}: {_fault(error)}") from None
-        if facts.operating not in facts.thresholds:
+        name = facts.operating if operating is None else operating
+        if name not in facts.thresholds:
             raise BadInput(
-                f"{folder / DESCRIPTION}: operating: expected one of {', '.join(facts.thresholds)}, "
-                f"found {facts.operating!r}"
+                f"{folder / DESCRIPTION}: operating: expected one of {', '.join(facts.thresholds)}, found {name!r}"
             )
-        threshold = facts.thresholds[facts.operating]
+        threshold = facts.thresholds[name]
         return cls(
             model,
             facts.model_version,
@@ -341,6 +343,7 @@ class Episode:
         self._decisions: list[Decision] = []
         self._history: list[PastStep] = []
         self._pending: PastStep | None = None
+        self._steps = 0  # taken, of the limit
         self._finished = False
 
     @property
@@ -358,7 +361,7 @@ class Episode:
         if self._pending is not None:
             raise BadInput("decide: the last decision led to no action yet, expected a call of acted before")
         parsed = parse_candidates(candidates)
-        seen, step = _text(observation, "observation"), len(self._history)
+        seen, step = _text(observation, "observation"), self._steps
         limit = max(step, self._budget.max_steps)  # an agent that goes on beyond its limit is at the end of it: time 1
         context = Context(self._objective, seen, parsed, step, limit, self._history)
         row = compute_features(context)
@@ -372,12 +375,18 @@ class Episode:
         self.calls = Calls(self.calls.slm + 1, self.calls.llm + escalate)
         return decision
 
-    def acted(self, action: str) -> str:
-        """Report the action that was taken after a decision, whoever chose it; returned as it is."""
+    def acted(self, action: str, steps: int = 1) -> str:
+        """Report the action that was taken after a decision, whoever chose it; returned as it is.
+
+        ``steps`` of the limit that it cost: more than 1 where waiting for a result that timed out took further ones, as
+        in training. The features ``step`` and ``time`` count them.
+        """
         if self._pending is None:
             raise BadInput("acted: expected a decision before every action")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise BadInput(f"steps: expected a whole number of at least 1, found {steps!r}")
         self._history.append(PastStep(_text(action, "action"), self._pending.observation, self._pending.entropy))
-        self._pending = None
+        self._pending, self._steps = None, self._steps + steps
         return action
 
     def finished(self, success: bool) -> None:

@@ -142,12 +142,14 @@ def train_dpo(
             batch[name] = pack([text for text, _ in some], [actions for _, actions in some], padding)
         return batch
 
-    model, reference = (AutoModelForCausalLM.from_pretrained(bc, use_safetensors=True) for _ in range(2))
-    torch.manual_seed(seed)
     lora = lora_config(section.lora)
+    model = AutoModelForCausalLM.from_pretrained(bc, use_safetensors=True)
+    # without its adapters the model is its own reference
+    reference = None if lora else AutoModelForCausalLM.from_pretrained(bc, use_safetensors=True)
+    torch.manual_seed(seed)
     trainer = ConsistentDPOTrainer(
         model=model,
-        ref_model=None if lora else reference,
+        ref_model=reference,
         args=DPOConfig(
             **training_arguments(section, out, dtype, seed),
             beta=section.beta,
@@ -165,7 +167,8 @@ def train_dpo(
     trained: Any = trainer.model
     if section.lora:
         trained = trained.merge_and_unload()
-    facts = {"stage": "dpo", "seed": seed, "profile": profile.name, "pairs": len(pairs), "jsd_weight": jsd}
+    facts = {"stage": "dpo", "seed": seed, "profile": profile.name, "pairs": len(pairs), "jsd_weight": jsd,
+             "dtype": profile.backbone.dtype}  # fmt: skip
     save_model(trained, reader, out, facts)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
 
@@ -185,6 +188,7 @@ def distill_dpo(
         raise BadInput(
             f"{verifier}: no proposal scores lower than the teacher's action by dpo.gap = {profile.dpo.gap}: no pairs"
         )
+    del policy, judge, proposer  # a GPU holds one model at a time
     (out / "pairs.json").write_text(json.dumps({"pairs": len(pairs)}))
     train_dpo(pairs, bc, out / "policy", profile, profile.dpo.jsd, seed, "dpo + jsd")
     if profile.evaluation.ablations:

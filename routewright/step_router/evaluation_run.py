@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from routewright.errors import BadInput
 from routewright.evaluation.step_report import CVAR_ACTS, HINDSIGHT, write_step_report
 from routewright.evaluation.summary import Gate, Summary, table_markdown
+from routewright.language_models.chat import named_model
 from routewright.step_router import escalation
-from routewright.step_router.calibration import ROLLOUTS, alone, fit
+from routewright.step_router.calibration import ROLLOUTS, alone, fit, operating_threshold
 from routewright.step_router.dataset import read_tasks
 from routewright.step_router.episodes import Episode, Rule, play, write_episodes
 from routewright.step_router.escalation import ALWAYS, NEVER, Benefit, QueryLevel, Risk, Signal
@@ -120,6 +120,7 @@ def gates_of(results: StepResults) -> list[Gate]:
     """What the risk router promises, as facts: near the LLM's success, at no more escalation than the oracle's.
 
     The second is read off the frontier of the test episodes, with hindsight: no threshold set beforehand would stand there.
+    The third is of the interval over tasks and perturbation seeds, as a router meets seeds that no test has seen.
     """
     gates = []
     rows = {row.name: row.metrics for row in results.rows}
@@ -130,10 +131,10 @@ def gates_of(results: StepResults) -> list[Gate]:
     gates.append(
         Gate(name="escalation at 0.97 of llm / oracle's", passed=ratio is not None and ratio <= 1.0, value=ratio, bound=1.0)
     )
-    skill = next(c for c in results.calibration if c.row == "risk").skill
+    skill = next(c for c in results.calibration if c.row == "risk").skill_new_seeds
     gates.append(
         Gate(
-            name="brier skill, lower end",
+            name="brier skill under new seeds, lower end",
             passed=skill is not None and skill.low > 0,
             value=None if skill is None else skill.low,
             bound=0.0,
@@ -160,17 +161,14 @@ def evaluate(
     make = player(dataset, policy / "policy", verifier, section.candidates, work / "proposals")
     known = read_rollouts(router / ROLLOUTS, "holdout")
     description = load_risk(router)[1]
-    threshold = description["thresholds"][description["operating"]]
-    if threshold is None:
-        raise BadInput(f"{router}: the operating threshold {description['operating']} is not set, nothing was certified")
-    rules, models = rules_of(router, known, profile.evaluation.settings, {"risk": threshold})
+    operating = {"risk": operating_threshold(description)}
+    rules, models = rules_of(router, known, profile.evaluation.settings, operating)
     played = play(make, rules, test, seeds, work / "rows", profile.workers, "held-out episodes", each)
     slm = [episode for episode in played if episode.row == "slm"]
-    operating = {"risk": threshold}
     risks = {row: _risks(model, slm) for row, model in models.items()}
     if profile.evaluation.ablations:
         other, told = load_risk(router / "no-jsd")
-        operating["risk-no-jsd"] = told["thresholds"][told["operating"]]
+        operating["risk-no-jsd"] = operating_threshold(told)
         without = player(dataset, policy / "policy-no-jsd", verifier, section.candidates, work / "proposals-no-jsd")
         own = alone("slm-no-jsd", work / "slm-no-jsd", without, test, seeds, each, profile.workers)
         held = with_logprobs(read_rollouts(router / "no-jsd" / ROLLOUTS, "holdout"))
@@ -182,7 +180,7 @@ def evaluate(
         risks["risk-no-jsd"] = _risks(other, own)
     results = build_results(
         played, operating, risks, section.c_slm, section.c_llm, section.alpha, seed, profile.evaluation.bootstrap,
-        predict=models["risk"].risks, ablation=_ablation(router, slm, profile, seed),
+        predict=models["risk"].risks, ablation=_ablation(router, slm, profile, seed), thresholds=description["thresholds"],
     )  # fmt: skip
     write_episodes(out / "episodes.jsonl", played)
     (out / "results.json").write_text(results.model_dump_json(indent=1), encoding="utf-8")
@@ -200,7 +198,11 @@ def evaluate(
         f"process verifier. The risk router learnt from its failures on {len(tasks.splits['router'])} other tasks; its "
         f"thresholds come from {len(tasks.splits['threshold'])} more. {constraint}"
     )
-    lineage = {"profile digest": profile.digest[:12], "risk router": str(description["model_version"])}
+    lineage = {
+        "profile digest": profile.digest[:12],
+        "risk router": str(description["model_version"]),
+        "teacher": named_model() or "the environment's own expert",
+    }
     write_step_report(
         results,
         summary,

@@ -2,7 +2,8 @@
 
 Everything is measured on re-executed episodes. Episodes of one game or problem resemble each other, so intervals
 resample those groups (a cluster bootstrap): the same seed and the same groups give the same resamples, which pairs the
-rows of a table.
+rows of a table. They speak of new games under these perturbation seeds. With ``also``, the perturbation seed of each
+episode (n,), they speak of new games under new seeds (`crossed_draws`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from routewright.evaluation.bootstrap import RESAMPLES, Estimate
-from routewright.evaluation.clustered import codes, finite_vector, group_draws, percentiles
+from routewright.evaluation.clustered import codes, crossed_draws, finite_vector, group_draws, percentiles
 
 
 def worst_count(alpha: float, seeds: int) -> int:
@@ -125,9 +126,11 @@ def area_interval(sweep: Sweep, seed: int, resamples: int = RESAMPLES) -> Estima
     return _sweep_interval([sweep], lambda x, y: area(x[0], y[0]), seed, resamples)
 
 
-def area_difference(a: Sweep, b: Sweep, seed: int, resamples: int = RESAMPLES) -> Estimate:
+def area_difference(
+    a: Sweep, b: Sweep, seed: int, resamples: int = RESAMPLES, also: Sequence[Hashable] | None = None
+) -> Estimate:
     """Area of `a` minus area of `b`, paired over the same groups."""
-    return _sweep_interval([a, b], lambda x, y: area(x[0], y[0]) - area(x[1], y[1]), seed, resamples)
+    return _sweep_interval([a, b], lambda x, y: area(x[0], y[0]) - area(x[1], y[1]), seed, resamples, also)
 
 
 def matched_success(sweep: Sweep, rate: float, seed: int, resamples: int = RESAMPLES) -> Estimate:
@@ -135,16 +138,19 @@ def matched_success(sweep: Sweep, rate: float, seed: int, resamples: int = RESAM
     return _sweep_interval([sweep], lambda x, y: success_at(rate, x[0], y[0]), seed, resamples)
 
 
-def matched_difference(a: Sweep, b: Sweep, rate: float, seed: int, resamples: int = RESAMPLES) -> Estimate:
+def matched_difference(
+    a: Sweep, b: Sweep, rate: float, seed: int, resamples: int = RESAMPLES, also: Sequence[Hashable] | None = None
+) -> Estimate:
     """Success of `a` minus success of `b` at the same escalation rate, paired over the same groups."""
     return _sweep_interval(
-        [a, b], lambda x, y: success_at(rate, x[0], y[0]) - success_at(rate, x[1], y[1]), seed, resamples
+        [a, b], lambda x, y: success_at(rate, x[0], y[0]) - success_at(rate, x[1], y[1]), seed, resamples, also
     )
 
 
 def brier_skill(
-    risk: ArrayLike, failed: ArrayLike, episode: ArrayLike, group: Sequence[Hashable], seed: int
-) -> Estimate:
+    risk: ArrayLike, failed: ArrayLike, episode: ArrayLike, group: Sequence[Hashable], seed: int,
+    also: Sequence[Hashable] | None = None,
+) -> Estimate:  # fmt: skip
     """1 − Brier(risk) / Brier(base rate), at most 1 and 0 for the base rate itself, with its interval over groups.
 
     ``risk`` (n,) of each step, ``episode`` (n,) its episode's index, ``failed`` and ``group`` (E,). Every episode
@@ -157,18 +163,24 @@ def brier_skill(
     if y.min() == y.max():
         raise ValueError("all episodes end alike: there is no base rate to beat")
     own = np.bincount(e, (p - y[e]) ** 2, y.size) / np.bincount(e, minlength=y.size)
-    count, index = codes(group, y.size)
-    errors, failures, sizes = (np.bincount(index, x, count) for x in (own, y, np.ones_like(y)))
 
     def skill(draws: np.ndarray) -> np.ndarray:
-        base = (draws @ failures) / (draws @ sizes)
+        base = (draws @ y) / draws.sum(axis=1)
         reference = np.maximum(base * (1 - base), 1e-12)
-        return 1 - (draws @ errors) / (draws @ sizes) / reference
+        return 1 - (draws @ own) / draws.sum(axis=1) / reference
 
-    draws = group_draws(count, seed, RESAMPLES)
-    rates = (draws @ failures) / (draws @ sizes)
-    mixed = draws[(rates > 0) & (rates < 1)]  # in a resample where all end alike the skill does not exist
-    return percentiles(skill(np.ones((1, count)))[0], skill(mixed), y.size)
+    draws = _draws(group, also, seed, RESAMPLES)
+    failures = draws @ y
+    mixed = draws[(failures > 0) & (failures < draws.sum(axis=1))]  # where all end alike the skill does not exist
+    return percentiles(skill(np.ones((1, y.size)))[0], skill(mixed), y.size)
+
+
+def _draws(group: Sequence[Hashable], also: Sequence[Hashable] | None, seed: int, resamples: int) -> np.ndarray:
+    """How often each episode counts in each resample, (resamples, n)."""
+    if also is not None:
+        return crossed_draws(group, also, seed, resamples)
+    count, index = codes(group, len(group))
+    return group_draws(count, seed, resamples)[:, index]
 
 
 def _curve(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -182,16 +194,13 @@ def _sweep_interval(
     statistic: Callable[[list[np.ndarray], list[np.ndarray]], float],
     seed: int,
     resamples: int,
+    also: Sequence[Hashable] | None = None,
 ) -> Estimate:
     group = list(sweeps[0].group)
     if any(list(sweep.group) != group for sweep in sweeps):
         raise ValueError("a paired comparison needs the same episodes in the same order in both sweeps")
-    count, index = codes(group, len(group))
-    member = np.zeros((len(group), count))
-    member[np.arange(len(group)), index] = 1.0
-    sample = np.ones((1, count))
-    draws = np.concatenate([sample, group_draws(count, seed, resamples)])
-    x = [(draws @ (s.llm_steps @ member).T) / (draws @ (s.steps @ member).T) for s in sweeps]
-    y = [(draws @ (s.success @ member).T) / (draws @ member.sum(axis=0))[:, None] for s in sweeps]
+    draws = np.concatenate([np.ones((1, len(group))), _draws(group, also, seed, resamples)])
+    x = [(draws @ s.llm_steps.T) / (draws @ s.steps.T) for s in sweeps]
+    y = [(draws @ s.success.T) / draws.sum(axis=1)[:, None] for s in sweeps]
     values = np.array([statistic([a[i] for a in x], [b[i] for b in y]) for i in range(len(draws))])
     return percentiles(values[0], values[1:], len(group))

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from routewright.errors import BadInput
 from routewright.language_models import word_match
+from routewright.language_models.backbone import resolve_dtype
 from routewright.step_router.features import Candidate
 from routewright.step_router.names import name_slots
 from routewright.step_router.prompts import completion, prompt
@@ -286,7 +287,10 @@ class SmallModel:
 
 
 def save_model(model: Any, reader: Reader, folder: Path, facts: dict[str, Any]) -> None:
-    """Safetensors, tokenizer and, last, policy.json with how situations are read and the weights' digest."""
+    """Safetensors, tokenizer and, last, policy.json with how situations are read and the weights' digest.
+
+    ``facts``: what else it says; ``dtype`` is what the weights are read as on a GPU (float32 unless given).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, safe_serialization=True)
     reader.tokenizer.save_pretrained(folder)
@@ -315,13 +319,16 @@ def _load(folder: Path, kind: Any, what: str) -> tuple[Any, Reader]:
         limit, known, stage = int(content["limit"]), content["known_words"], str(content["stage"])
         if (stage == "verifier") != (what == "verifier"):  # the other kind's weights would load, with a random head
             raise ValueError(f"it was written by the stage {stage}")
-        model = kind.from_pretrained(folder, use_safetensors=True)
+        on_gpu = torch.cuda.is_available()
+        # as trained (float32) on a CPU, whose numbers are kept; on a GPU several processes hold policy and verifier
+        dtype = resolve_dtype(str(content.get("dtype", "float32"))) if on_gpu else "auto"
+        model = kind.from_pretrained(folder, use_safetensors=True, dtype=dtype)
         words, written = None if known is None else frozenset(known), int(content.get("new_tokens", NEW_TOKENS))
         reader = Reader(AutoTokenizer.from_pretrained(folder), limit, words, written)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise BadInput(f"{what} {folder}: cannot be loaded ({' '.join(str(error).split())[:200]})") from None
     model.requires_grad_(False)
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), reader
+    return model.eval().to("cuda" if on_gpu else "cpu"), reader
 
 
 def load_policy(folder: Path) -> Policy:

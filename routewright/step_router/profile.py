@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -88,6 +89,9 @@ class RouterSection(Section):
     c_llm: float = Field(50.0, gt=0, description="cost of a step of the LLM")
     kappa: float = Field(500.0, gt=0, description="cost of a failed episode")
     call_budget: float = Field(2.0, ge=0, description="LLM calls an episode that the budget threshold allows on average")
+    operating: Literal["parity", "bayes", "budget", "guaranteed"] = Field(
+        "parity", description="the threshold that is evaluated and served, see `calibration.choose_thresholds`"
+    )
     target_failure: float = Field(0.1, gt=0, lt=1, description="failure rate that the guaranteed threshold keeps")
     delta: float = Field(0.05, gt=0, lt=1, description="the guarantee may miss with this probability")
 

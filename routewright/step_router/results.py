@@ -5,21 +5,29 @@ are read off their frontier at the escalation rate of `risk` at its operating po
 measured settings, for every metric; a coin tossed between the two attains it, but for the difference in their episodes'
 lengths. Per-seed success is read that way first, the worst seeds are taken afterwards. Every frontier starts at the small
 model alone and ends at the LLM alone. Intervals are 95 % over tasks (`evaluation/clustered.py`), the same resamples for
-all rows.
+all rows: they speak of new tasks under these perturbation seeds. What strikes an episode depends on its seed alone, which
+many tasks share, so fields named ``new_seeds`` hold a second interval, over tasks and perturbation seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 from sklearn.metrics import roc_auc_score
 
 from routewright.evaluation.bootstrap import RESAMPLES, Estimate
-from routewright.evaluation.clustered import clustered_difference, clustered_mean, codes, group_draws, percentiles
+from routewright.evaluation.clustered import (
+    clustered_difference,
+    clustered_mean,
+    codes,
+    crossed_draws,
+    group_draws,
+    percentiles,
+)
 from routewright.evaluation.summary import STEP_METRICS, STEP_ROWS, Row, row_order
 from routewright.step_router.episodes import Episode
 from routewright.step_router.features import NAMES, check_features
@@ -74,7 +82,8 @@ class Comparison(_Strict):
 
     ``at``: success at the oracle's escalation rate, success at the rate of `risk` at its operating point, CVaR of the
     seeds' failure rates at that same rate (negative is better), area under the frontier, or success of two small models
-    alone. ``rate`` is the escalation, None for the last two.
+    alone. ``rate`` is the escalation, None for the last two. ``new_seeds``: the difference with its interval over tasks and
+    seeds, None for the CVaR, which is about the seeds as they are.
     """
 
     a: str
@@ -82,6 +91,7 @@ class Comparison(_Strict):
     at: Literal["oracle rate", "own rate", "cvar at own rate", "area", "small model alone"]
     rate: float | None
     difference: Estimate
+    new_seeds: Estimate | None
 
 
 class Target(_Strict):
@@ -97,6 +107,21 @@ class Target(_Strict):
     operating_ratio: Estimate | None
     escalation_at_share: Estimate | None
     oracle_ratio: Estimate | None
+    new_seeds: dict[str, Estimate | None]
+    """The four with their intervals over tasks and seeds, by name."""
+
+
+class Threshold(_Strict):
+    """A threshold of `risk` that calibration chose, read off the frontier.
+
+    ``success`` and ``escalation`` are those of the measured settings next to it, the lower and the upper one; twice the same
+    where it was measured. ``value`` is None where nothing was certified, which leaves every step to the LLM.
+    """
+
+    name: str
+    value: float | None
+    success: tuple[float, float]
+    escalation: tuple[float, float]
 
 
 class Bin(_Strict):
@@ -127,6 +152,7 @@ class Calibration(_Strict):
     base_rate: float
     brier: Estimate
     skill: Estimate | None
+    skill_new_seeds: Estimate | None
     ece: Estimate
     bins: list[Bin]
     auc: list[StepAuc]
@@ -162,6 +188,8 @@ class StepResults(_Strict):
     """``results.json``: the data behind the report."""
 
     rows: list[Row]
+    success_new_seeds: dict[str, Estimate]
+    """Success of each row with its interval over tasks and seeds."""
     policies: list[Row]
     """The small models alone: `slm`, and `slm-no-jsd` where it was run."""
     tasks: int
@@ -175,6 +203,7 @@ class StepResults(_Strict):
     """Escalation of `risk` at its operating point, where the rows without one are read."""
     oracle_rate: float
     frontiers: list[Frontier]
+    thresholds: list[Threshold]
     comparisons: list[Comparison]
     targets: list[Target]
     calibration: list[Calibration]
@@ -189,12 +218,15 @@ class StepResults(_Strict):
 
 @dataclass(frozen=True)
 class _Sample:
-    """What the rows share: the n (task, seed) pairs in order, and the resamples over tasks, the sample itself first."""
+    """What the rows share: the n (task, seed) pairs in order, and the resamples, the sample itself first.
+
+    Drawn are units: the tasks, or single episodes where seeds are resampled too.
+    """
 
     tasks: list[str]
     seeds: np.ndarray  # (n,) 0 … Z − 1
-    member: np.ndarray  # (n, tasks) 1 where the episode is of the task
-    draws: np.ndarray  # (1 + resamples, tasks)
+    member: np.ndarray  # (n, units) 1 where the episode is of the unit
+    draws: np.ndarray  # (1 + resamples, units)
 
     def means(self, values: np.ndarray) -> np.ndarray:
         """Mean over episodes of values (m, n) in every resample, (1 + resamples, m)."""
@@ -227,6 +259,7 @@ def build_results(
     resamples: int = RESAMPLES,
     predict: Callable[[np.ndarray], np.ndarray] | None = None,
     ablation: Mapping[str, Mapping[str, float]] | None = None,
+    thresholds: Mapping[str, float | None] | None = None,
 ) -> StepResults:
     """Rows, frontiers, comparisons and tables of one evaluation.
 
@@ -234,8 +267,9 @@ def build_results(
     another small model, whose own episodes are the row `slm-no-jsd`. ``operating``: the threshold at which a row stands,
     `risk` at least. ``risks``: by row, P(failure) at each turn of each episode of its small model alone, in the order in
     which those episodes come. ``predict`` maps features (n, 15) to the risks (n,) of `risk`, for the permutation
-    importance. ``ablation``: {feature or group: {"brier", "auc"}} of routers refitted without it. ValueError where rows
-    do not hold the same episodes, a row is missing, or an argument does not fit the episodes.
+    importance. ``ablation``: {feature or group: {"brier", "auc"}} of routers refitted without it. ``thresholds`` of `risk`
+    by name, None where nothing was certified. ValueError where rows do not hold the same episodes, a row is missing, or an
+    argument does not fit the episodes.
     """
     if not 0 <= c_slm <= c_llm:
         raise ValueError(f"costs must satisfy 0 <= c_slm <= c_llm, got {c_slm} and {c_llm}")
@@ -260,6 +294,8 @@ def build_results(
     measured |= {name: (settings.sweep, weights[name]) for name, settings in routers.items()}
     measured["oracle"] = (oracle, one)
     replicates = {name: _metrics(sample, name, sweep, w, c_slm, c_llm, alpha) for name, (sweep, w) in measured.items()}
+    crossed = _crossed(sample, seed, resamples)
+    both = {name: _success_and_escalation(crossed, sweep, routers.get(name), rate) for name, (sweep, _) in measured.items()}
     calibration = [_calibration(name, by_row, pairs, sample, risks[name], seed) for name in row_order(risks)]
     rows = [_row(sample, name, replicates[name], calibration) for name in row_order(replicates)]
 
@@ -269,11 +305,15 @@ def build_results(
         other = _run([_alone(by_row, "slm-no-jsd")], pairs)
         policies.append(_row(sample, "slm-no-jsd", _metrics(sample, "slm", other, one, c_slm, c_llm, alpha), []))
         gain = clustered_difference(slm.success[0], other.success[0], sample.tasks, seed)
-        comparisons.append(Comparison(a="slm", b="slm-no-jsd", at="small model alone", rate=None, difference=gain))
+        over_both = crossed.estimate(crossed.means(slm.success - other.success)[:, 0])
+        comparisons.append(
+            Comparison(a="slm", b="slm-no-jsd", at="small model alone", rate=None, difference=gain, new_seeds=over_both)
+        )
     shown = {"slm": slm, "risk": _at_operating(routers["risk"]), "llm": llm}
     by_environment, by_perturbation, by_seed = _groups(_alone(by_row, "slm"), pairs, shown, seed)
     return StepResults(
         rows=rows,
+        success_new_seeds={name: crossed.estimate(both[name]["success"]) for name in row_order(both)},
         policies=policies,
         tasks=len(set(sample.tasks)),
         seeds=int(sample.seeds.max()) + 1,
@@ -285,8 +325,9 @@ def build_results(
         matched_rate=rate,
         oracle_rate=oracle_rate,
         frontiers=[_frontier(name, settings, seed, resamples) for name, settings in routers.items()],
+        thresholds=_thresholds(routers["risk"], thresholds or {}),
         comparisons=comparisons,
-        targets=_targets(sample, routers, replicates, llm, oracle),
+        targets=_targets(sample, crossed, routers, replicates, both, llm, oracle),
         calibration=calibration,
         by_environment=by_environment,
         by_perturbation=by_perturbation,
@@ -347,6 +388,13 @@ def _sample(pairs: Sequence[tuple[str, int]], seed: int, resamples: int) -> _Sam
     member[np.arange(len(pairs)), index] = 1.0
     draws = np.concatenate([np.ones((1, count)), group_draws(count, seed, resamples)])
     return _Sample(tasks, np.unique([number for _, number in pairs], return_inverse=True)[1], member, draws)
+
+
+def _crossed(sample: _Sample, seed: int, resamples: int) -> _Sample:
+    """The same episodes with resamples over tasks and perturbation seeds."""
+    n = len(sample.tasks)
+    draws = crossed_draws(sample.tasks, sample.seeds.tolist(), seed, resamples)
+    return _Sample(sample.tasks, sample.seeds, np.eye(n), np.concatenate([np.ones((1, n)), draws]))
 
 
 def _run(settings: Sequence[Setting], pairs: Sequence[tuple[str, int]]) -> Sweep:
@@ -452,6 +500,13 @@ def _metrics(
     return values | {"worst_seed_success": 1 - np.nanmax(rates, axis=1), "cvar": _cvars(rates, alpha)}
 
 
+def _success_and_escalation(sample: _Sample, sweep: Sweep, settings: _Settings | None, rate: float) -> dict[str, np.ndarray]:
+    """These two of `_metrics` in every resample, without what is about the seeds as they are."""
+    success, escalations = sample.means(sweep.success), _escalations(sample, sweep)
+    weights = np.ones_like(success) if settings is None else _weights(sample, settings, rate)
+    return {"success": (weights * success).sum(axis=1), "escalation": (weights * escalations).sum(axis=1)}
+
+
 def _row(sample: _Sample, name: str, replicates: Mapping[str, np.ndarray], calibration: Sequence[Calibration]) -> Row:
     metrics = {metric: sample.estimate(values) for metric, values in replicates.items()}
     for predicted in calibration:
@@ -476,6 +531,24 @@ def _frontier(name: str, settings: _Settings, seed: int, resamples: int) -> Fron
     return Frontier(row=name, area=area_interval(settings.sweep, seed, resamples), points=points)
 
 
+def _thresholds(risk: _Settings, thresholds: Mapping[str, float | None]) -> list[Threshold]:
+    """Each between the measured settings next to it; no benefit exceeds 1 and every one exceeds −1."""
+    ends = {"never": 1.0, "always": -1.0}
+    measured = np.array([t if t is not None else ends[rule] for rule, t in risk.points])  # descending
+    points = {point.setting: point for point in frontier(risk.sweep)}
+    found = []
+    for name, value in thresholds.items():
+        at = min(max(-1.0 if value is None else value, -1.0), 1.0)
+        next_to = [int(np.flatnonzero(measured >= at)[-1]), int(np.flatnonzero(measured <= at)[0])]
+        success, escalated = ([getattr(points[i], of) for i in next_to] for of in ("success", "escalation"))
+        found.append(
+            Threshold(
+                name=name, value=value, success=(min(success), max(success)), escalation=(min(escalated), max(escalated))
+            )
+        )
+    return found
+
+
 def _comparisons(
     sample: _Sample,
     routers: Mapping[str, _Settings],
@@ -495,18 +568,22 @@ def _comparisons(
         return _cvars(_failure_rates(sample, settings.sweep, weights), alpha)
 
     tails = {name: worst(settings) for name, settings in routers.items()}
+    seeds = sample.seeds.tolist()
     found = []
     for a, b in pairs:
         one, other = routers[a].sweep, routers[b].sweep
         found += [
             Comparison(a=a, b=b, at="oracle rate", rate=oracle_rate,
-                       difference=matched_difference(one, other, oracle_rate, seed, resamples)),
+                       difference=matched_difference(one, other, oracle_rate, seed, resamples),
+                       new_seeds=matched_difference(one, other, oracle_rate, seed, resamples, seeds)),
             Comparison(a=a, b=b, at="own rate", rate=rate,
-                       difference=matched_difference(one, other, rate, seed, resamples)),
+                       difference=matched_difference(one, other, rate, seed, resamples),
+                       new_seeds=matched_difference(one, other, rate, seed, resamples, seeds)),
             Comparison(a=a, b=b, at="cvar at own rate", rate=rate,
-                       difference=sample.estimate(tails[a] - tails[b])),
+                       difference=sample.estimate(tails[a] - tails[b]), new_seeds=None),
             Comparison(a=a, b=b, at="area", rate=None,
-                       difference=area_difference(one, other, seed, resamples)),
+                       difference=area_difference(one, other, seed, resamples),
+                       new_seeds=area_difference(one, other, seed, resamples, seeds)),
         ]  # fmt: skip
     return found
 
@@ -533,29 +610,36 @@ def _ratio(sample: _Sample, above: np.ndarray, below: np.ndarray) -> Estimate | 
 
 def _targets(
     sample: _Sample,
+    crossed: _Sample,
     routers: Mapping[str, _Settings],
     replicates: Mapping[str, Mapping[str, np.ndarray]],
+    both: Mapping[str, Mapping[str, np.ndarray]],
     llm: Sweep,
     oracle: Sweep,
 ) -> list[Target]:
-    best = sample.means(llm.success)[:, 0]
-    oracle_rates = _escalations(sample, oracle)[:, 0]
-    targets = []
-    for name, settings in routers.items():
-        x, y = _escalations(sample, settings.sweep), sample.means(settings.sweep.success)
-        # 1e-12: a curve that reaches the share exactly must not miss it by the last digit.
-        levels = TARGET_SHARE * best - 1e-12
-        reached = np.array([first_reaching(*each) for each in zip(levels, x, y, strict=True)])
-        targets.append(
-            Target(
-                row=name,
-                success_share=_ratio(sample, replicates[name]["success"], best),
-                operating_ratio=_ratio(sample, replicates[name]["escalation"], oracle_rates),
-                escalation_at_share=_ratio(sample, reached, np.ones_like(reached)),
-                oracle_ratio=_ratio(sample, reached, oracle_rates),
-            )
+    """``replicates`` by row are of ``sample``, ``both`` of ``crossed``."""
+    return [
+        Target(
+            row=name,
+            **_shares(sample, settings.sweep, replicates[name], llm, oracle),
+            new_seeds=_shares(crossed, settings.sweep, both[name], llm, oracle),
         )
-    return targets
+        for name, settings in routers.items()
+    ]
+
+
+def _shares(sample: _Sample, sweep: Sweep, row: Mapping[str, np.ndarray], llm: Sweep, oracle: Sweep) -> dict[str, Any]:
+    """The four estimates of a `Target`, from the row's success and escalation in every resample."""
+    best, oracle_rates = sample.means(llm.success)[:, 0], _escalations(sample, oracle)[:, 0]
+    x, y = _escalations(sample, sweep), sample.means(sweep.success)
+    # 1e-12: a curve that reaches the share exactly must not miss it by the last digit.
+    reached = np.array([first_reaching(*each) for each in zip(TARGET_SHARE * best - 1e-12, x, y, strict=True)])
+    return {
+        "success_share": _ratio(sample, row["success"], best),
+        "operating_ratio": _ratio(sample, row["escalation"], oracle_rates),
+        "escalation_at_share": _ratio(sample, reached, np.ones_like(reached)),
+        "oracle_ratio": _ratio(sample, reached, oracle_rates),
+    }
 
 
 def weighted_auc(risk: np.ndarray, failed: np.ndarray, weight: np.ndarray) -> float | None:
@@ -605,6 +689,7 @@ def _calibration(
         base_rate=float(failed.mean()),
         brier=clustered_mean(own, sample.tasks, seed, resamples=len(sample.draws) - 1),
         skill=brier_skill(p, failed, episode, sample.tasks, seed) if mixed else None,
+        skill_new_seeds=brier_skill(p, failed, episode, sample.tasks, seed, sample.seeds.tolist()) if mixed else None,
         ece=ece,
         bins=bins,
         auc=auc,

@@ -5,6 +5,10 @@ each threshold of a grid. The grid ascends (the safest, most escalating threshol
 are looked at; the units are exchangeable with those to come and took no part in training. Episodes of one game are not
 independent: then a unit is a game, its loss the share of its episodes that failed. Both may answer None, which says
 nothing about any threshold: leave every step to the LLM.
+
+Games that share perturbation seeds are independent *given* those seeds only: a guarantee over them is for new games under
+the calibration's seeds. How often a threshold fails under other seeds they do not tell, however many games there are; for
+that no two games may share a seed.
 """
 
 from __future__ import annotations

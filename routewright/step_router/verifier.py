@@ -105,6 +105,7 @@ def train_verifier(dataset: Path, examples: Path, bc: Path, out: Path, profile: 
     states = chosen_states(examples, section.states, seed)
     proposer = Remembered(SmallModel(policy, None, profile.router.candidates), out / "proposals")
     actions = verifier_actions(states, proposer)
+    del policy, proposer  # a GPU holds one model at a time
     read = [reader.read(s.situation, a) for s, a in zip(states, actions, strict=True) if a]
     if not read:
         raise BadInput(f"{examples}: the policy proposes nothing but the teacher's action, there is nothing to compare")
@@ -138,6 +139,13 @@ def train_verifier(dataset: Path, examples: Path, bc: Path, out: Path, profile: 
     trained: Any = trainer.model
     if section.lora:
         trained = trained.merge_and_unload()
-    save_model(trained, reader, out, {"stage": "verifier", "seed": seed, "profile": profile.name, "states": len(read)})
+    facts = {
+        "stage": "verifier",
+        "seed": seed,
+        "profile": profile.name,
+        "states": len(read),
+        "dtype": profile.backbone.dtype,
+    }
+    save_model(trained, reader, out, facts)
     for name in ("checkpoints", "proposals"):
         shutil.rmtree(out / name, ignore_errors=True)

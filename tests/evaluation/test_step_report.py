@@ -114,6 +114,7 @@ def simulated(tasks: int, seeds: int, resamples: int) -> tuple[StepResults, Summ
         episodes, operating, risks, 1.0, 50.0, 0.2, 0, resamples,
         predict=lambda rows: 1 / (1 + np.exp(-rows @ np.linspace(1.5, 0, len(NAMES)))),
         ablation={"repeats": {"brier": 0.19, "auc": 0.71}, "verifier_*": {"brier": 0.181, "auc": 0.75}},
+        thresholds={"parity": 0.55, "bayes": 0.8, "guaranteed": None},
     )  # fmt: skip
     gates = [Gate(name="risk above entropy", passed=True, value=0.03, bound=0.0)]
     summary = Summary(pipeline="step-router", profile="laptop", seed=0, wall_s=1902.0, rows=results.rows, gates=gates)
@@ -160,9 +161,9 @@ def page(report: Path) -> _Text:
 
 def test_sections_and_rows(page: _Text) -> None:
     assert page.titles == [
-        "Success against escalation", "All rows", "Paired differences", "97 % of the LLM", "Promotion gates", "Worst seeds",
-        "Calibration", "By environment", "By perturbation", "Which features count", "Ablations", "Behaviour cloning",
-        "Process verifier", "Verifier-guided DPO", "Risk router", "Lineage", "Data",
+        "Success against escalation", "All rows", "Thresholds", "Paired differences", "97 % of the LLM", "Gates",
+        "Worst seeds", "Calibration", "By environment", "By perturbation", "Which features count", "Ablations",
+        "Behaviour cloning", "Process verifier", "Verifier-guided DPO", "Risk router", "Lineage", "Data",
     ]  # fmt: skip
     assert len(page.figures) == 1 + 1 + 2 + 1 + 2 + 3 + 4
     table = page.split("<h2>All rows</h2>")[1].split("</table>")[0]
@@ -196,18 +197,47 @@ def test_the_frontier_is_drawn_from_the_measured_settings(page: _Text) -> None:
 def test_verdicts_follow_the_intervals(page: _Text) -> None:
     results, _ = small()
     table = page.split("<h2>Paired differences</h2>")[1].split("</table>")[0]
-    words = re.findall(r'class="verdict (\w*)" role="img" aria-label="(\w+)">', table)
+    words = re.findall(r'class="verdict (\w*)" role="img" aria-label="([\w ]+)">(.)<', table)
     measures = ("oracle rate", "own rate", "area")
     expected = []
     for frontier in results.frontiers:
         for at in measures:
             for c in results.comparisons:
                 if (c.a, c.b, c.at) == ("risk", frontier.row, at):
-                    d = c.difference
-                    expected.append(("good", "above") if d.low > 0 else ("bad", "below") if d.high < 0 else ("", "unclear"))
+                    d, new = c.difference, c.new_seeds
+                    assert new is not None
+                    if d.low > 0:
+                        expected.append(("good", "above", "▲") if new.low > 0 else ("", "above under these seeds", "△"))
+                    elif d.high < 0:
+                        expected.append(("bad", "below", "▼") if new.high < 0 else ("", "below under these seeds", "▽"))
+                    else:
+                        expected.append(("", "unclear", "○"))
+                    for e in (d, new):
+                        assert f"[{e.low:.3f}, {e.high:.3f}]".replace("-0.000", "0.000").replace("-", "−") in table
     assert words == expected
-    assert ("good", "above") in words
-    assert ("", "unclear") in words
+    assert {mark for *_, mark in words} == {"▲", "△", "○"}
+
+
+def test_thresholds_are_read_off_the_frontier(page: _Text) -> None:
+    """Where risk stands is measured; the one from costs lies between two settings; none that was certified is told."""
+    section = page.split("<h2>Thresholds</h2>")[1].split("<h2>")[0]
+    assert re.findall(r'<tr( class="mark")?><th scope="row">(\w+)</th>', section) == [
+        (' class="mark"', "parity"), ("", "bayes"), ("", "guaranteed")
+    ]  # fmt: skip
+    risk = next(f for f in small()[0].frontiers if f.row == "risk")
+    at = {p.threshold: p.success for p in risk.points}
+    low, high = sorted([at[0.7], at[0.85]])
+    assert f"{at[0.55]:.3f}" in section
+    assert f"{low:.3f}–{high:.3f}" in section
+    assert "none: all to the LLM" in section
+    assert "read off the frontier" in section
+
+
+def test_success_is_told_under_new_seeds_too(page: _Text) -> None:
+    section = page.split("<h2>All rows</h2>")[1].split("<h2>")[0]
+    slm = small()[0].success_new_seeds["slm"]
+    assert f"under new seeds too: slm {slm.low:.3f}–{slm.high:.3f}, risk " in section
+    assert "risk and its ablations" not in section, "risk-no-cvar has no threshold of its own"
 
 
 def test_a_lower_cvar_is_the_good_side(page: _Text) -> None:
@@ -233,7 +263,7 @@ def test_the_share_read_with_hindsight_is_told_from_the_operating_one(page: _Tex
     own = next(target for target in results.targets if target.row == "risk").operating_ratio
     assert own is not None
     assert f"{own.mean:.3f}" in section
-    for title in ("97 % of the LLM", "Promotion gates"):
+    for title in ("97 % of the LLM", "Gates"):
         assert "is read with hindsight" in page.split(f"<h2>{title}</h2>")[1].split("<h2>")[0]
 
 

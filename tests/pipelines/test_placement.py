@@ -164,13 +164,20 @@ def test_a_shipped_placement_puts_training_on_gpus_and_the_rest_on_cpus(name: st
             assert where.gpu
 
 
-def test_the_pool_placement_has_two_kinds_of_gpus_and_evaluates_without() -> None:
+def test_the_pool_placement_has_two_kinds_of_gpus_and_evaluates_without_where_no_small_model_plays() -> None:
     pool = read_placement("gpu-pool")
     products = {pool.of(stage).node_selector["nvidia.com/gpu.product"] for stage in ("sft", "distill-bc", "rl", "coevolve")}
     assert products == {"NVIDIA-A100-SXM4-80GB", "NVIDIA-H100-80GB-HBM3"}
-    for stage in ("synthesize", "evaluate", "evaluate-step-router", "evaluate-ensemble"):
+    for stage in ("synthesize", "evaluate", "evaluate-ensemble"):
         assert pool.of(stage).gpu is None
         assert pool.of(stage).node_selector == {"routewright/pool": "cpu"}
+
+
+@pytest.mark.parametrize("name", ["gpu-pool", "single-gpu"])
+def test_episodes_are_played_where_the_step_profiles_policy_and_verifier_fit(name: str) -> None:
+    """On a GPU in bfloat16; in a CPU pod they would be float32, twice the size, once a worker."""
+    placement = read_placement(name)
+    assert all(placement.of(stage).gpu for stage in ("calibrate", "evaluate-step-router"))
 
 
 def with_stage(fields: str, defaults: str = "{}") -> str:

@@ -279,6 +279,18 @@ def test_without_exploration_decisions_are_certain() -> None:
     assert {(d.propensity, d.explored) for d in (step(episode, 0.9), step(episode, 0.1))} == {(1.0, False)}
 
 
+def test_steps_that_a_timeout_cost_count_as_in_training() -> None:
+    episode = router().episode("x", max_steps=4)
+    episode.decide("a room", [{"action": "look", "verifier_score": 0.9}])
+    episode.acted("look", steps=2)
+    assert step(episode, 0.1).features["step"] == 2
+    assert step(episode, 0.1).features["time"] == pytest.approx(3 / 4)
+    episode.decide("a room", [{"action": "look", "verifier_score": 0.9}])
+    for wrong in (0, True, 1.5):
+        with pytest.raises(BadInput, match=rf"^steps: expected a whole number of at least 1, found {wrong}$"):
+            episode.acted("look", steps=wrong)  # type: ignore[arg-type]
+
+
 # --- The calibrated router on disk
 
 
@@ -291,6 +303,15 @@ def test_load(tmp_path: Path) -> None:
     assert len(shared.model_version) == 12
     assert not step(StepRouter.load(folder(tmp_path, operating="budget")).episode("x"), 0.1).escalate
     assert StepRouter.load(folder(tmp_path), c_slm=0.0, c_llm=0.02).c_llm == 0.02
+
+
+def test_load_at_another_threshold_of_the_folder(tmp_path: Path) -> None:
+    made = folder(tmp_path)
+    assert StepRouter.load(made).threshold == 0.4
+    assert StepRouter.load(made, operating="budget").threshold == 0.6
+    assert StepRouter.load(made, operating="guaranteed").threshold == -1.0
+    with pytest.raises(BadInput, match=r"risk\.json: operating: expected one of bayes, budget, guaranteed, found 'parity'$"):
+        StepRouter.load(made, operating="parity")
 
 
 def test_no_certified_threshold_leaves_every_step_to_the_llm(tmp_path: Path) -> None:

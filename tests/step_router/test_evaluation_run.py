@@ -213,6 +213,22 @@ def test_gates_of_a_bad_router_by_hand() -> None:
     assert skill.value < 0
 
 
+def test_the_skill_is_judged_by_the_interval_over_seeds_too() -> None:
+    """Every task is lost under seeds 0 and 1: the base rate is 1/2 whatever the tasks, 1/4 or 3/4 under other seeds."""
+    made = [
+        Episode(row, threshold, task, "quest", seed, seed > 1 or row != "slm", 2, 0 if row == "slm" else 2,
+                (Turn("go", "slm", (0.0,) * len(NAMES), ()),) * 2)
+        for row, threshold in (("slm", None), ("llm", None), ("risk", 0.5)) for task in "abc" for seed in range(4)
+    ]  # fmt: skip
+    risks = [[0.6] * 2, [0.6] * 2, [0.4] * 2, [0.4] * 2] * 3
+    found = build_results(made, {"risk": 0.5}, {"risk": risks}, 1.0, 10.0, 0.2, 0, 200)
+    skill = found.calibration[0].skill
+    assert skill is not None
+    assert (skill.low, skill.high) == (pytest.approx(1 - 0.16 / 0.25), pytest.approx(1 - 0.16 / 0.25))
+    gate = gates_of(found)[2]
+    assert (gate.name, gate.value) == ("brier skill under new seeds, lower end", pytest.approx(1 - 0.16 / 0.1875))
+
+
 def test_a_number_that_does_not_exist_does_not_pass() -> None:
     """A small model that never fails: the oracle calls nobody and there is nothing to predict."""
     slm = setting("slm", None, [1, 1, 1, 1], [0, 0, 0, 0], [2, 2, 2, 2])

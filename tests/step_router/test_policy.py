@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -259,6 +260,25 @@ def test_a_saved_policy_says_the_same(small: Policy, folders: dict[str, Path]) -
     assert (reader.limit, reader.known, reader.new_tokens) == (own.limit, own.known, own.new_tokens)
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
     assert isinstance(load_verifier(folders["verifier"]), Verifier)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"), [("bfloat16", torch.bfloat16), ("float32", torch.float32), (None, torch.float32)]
+)
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_gpu_reads_weights_as_the_profile_says_and_a_cpu_as_they_are(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, expected: torch.dtype,
+    on_gpu: bool,
+) -> None:  # fmt: skip
+    folder = copied(folders["policy"], tmp_path / "policy")
+    description = json.loads((folder / "policy.json").read_text())
+    (folder / "policy.json").write_text(json.dumps(description | ({} if told is None else {"dtype": told})))
+    places: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, place: places.append(place) or self)
+    model = load_policy(folder).model
+    assert {parameter.dtype for parameter in model.parameters()} == {expected if on_gpu else torch.float32}
+    assert places == ["cuda" if on_gpu else "cpu"]
 
 
 @pytest.mark.parametrize("kind", ["policy", "verifier"])

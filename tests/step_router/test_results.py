@@ -355,3 +355,43 @@ def test_importance_needs_turns() -> None:
     with pytest.raises(ValueError, match="turns of every slm episode"):
         built(bare, risks={}, predict=lambda rows: rows[:, 0])
     assert built(bare, risks={}).by_perturbation == []
+
+
+def test_intervals_under_new_seeds_by_hand() -> None:
+    """The small model wins under seed 0 and loses under seed 1: by tasks it is 1/2 in every resample, by seeds anything."""
+    found = built()
+    slm = row(found, "slm").metrics["success"]
+    assert (slm.mean, slm.low, slm.high) == (0.5, 0.5, 0.5)
+    new = found.success_new_seeds["slm"]
+    assert (new.mean, new.low, new.high) == (0.5, 0.0, 1.0)
+    skill = next(c for c in found.calibration if c.row == "risk")
+    assert skill.skill is not None
+    assert skill.skill_new_seeds is not None
+    assert skill.skill.mean == skill.skill_new_seeds.mean
+    for compared in found.comparisons:
+        assert (compared.new_seeds is None) == (compared.at == "cvar at own rate")
+        if compared.new_seeds is not None:
+            assert compared.new_seeds.mean == pytest.approx(compared.difference.mean)
+    target = next(t for t in found.targets if t.row == "risk")
+    assert list(target.new_seeds) == ["success_share", "operating_ratio", "escalation_at_share", "oracle_ratio"]
+    for name, estimate in target.new_seeds.items():
+        assert estimate is not None
+        assert estimate.mean == pytest.approx(getattr(target, name).mean)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "success", "escalation"),
+    [
+        (0.5, (0.75, 0.75), (0.25, 0.25)),  # where risk was measured
+        (0.7, (0.5, 0.75), (0.0, 0.25)),  # between it and never
+        (0.1, (0.75, 1.0), (0.25, 1.0)),  # between it and always
+        (1.0, (0.5, 0.5), (0.0, 0.0)),
+        (-1.0, (1.0, 1.0), (1.0, 1.0)),
+        (None, (1.0, 1.0), (1.0, 1.0)),
+    ],
+)
+def test_thresholds_between_measured_settings_by_hand(
+    threshold: float | None, success: tuple[float, float], escalation: tuple[float, float]
+) -> None:
+    (found,) = built(thresholds={"bayes": threshold}).thresholds
+    assert (found.name, found.value, found.success, found.escalation) == ("bayes", threshold, success, escalation)

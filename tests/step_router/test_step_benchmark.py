@@ -53,9 +53,20 @@ def test_all_failures_make_a_whole_table(benchmark: ModuleType, results: StepRes
     assert "4 episodes of 4 test tasks, 1 perturbation seeds" in text
     assert lines["slm"].startswith("| slm | 0.000 [0.000, 0.602] | 0.000 [0.000, 0.000] |")
     assert lines["llm"].startswith("| llm | 1.000 [0.398, 1.000] | 1.000 [1.000, 1.000] |")
-    shares = "| 0 | 1.000 [1.000, 1.000] | 1.000 [1.000, 1.000] | 0.970 [0.970, 0.970] | 0.970 [0.970, 0.970] | – |\n"
-    assert shares in text, "no Brier skill"
+    one, part = "1.000 [1.000, 1.000] [1.000, 1.000]", "0.970 [0.970, 0.970] [0.970, 0.970]"
+    assert f"| 0 | {one} | {one} | {part} | {part} | – |\n" in text, "over tasks, over tasks and seeds, no Brier skill"
     assert "is read with hindsight" in text.split("**Targets of risk**")[1].split("| seed |")[0]
+
+
+def test_differences_stand_beside_their_interval_under_new_seeds(benchmark: ModuleType, results: StepResults) -> None:
+    text = benchmark.tables([(0, results, [])])
+    assert "known to be conservative" in text
+    area = next(c for c in results.comparisons if (c.b, c.at) == ("time", "area"))
+    d, new = area.difference, area.new_seeds
+    assert new is not None
+    assert f"| area | {d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] | [{new.low:+.3f}, {new.high:+.3f}] |" in text
+    worst = next(line for line in text.splitlines() if "cvar at own rate" in line)
+    assert worst.endswith("|  |"), "which is about the seeds as they are"
 
 
 def test_a_folder_of_another_profile_is_refused(

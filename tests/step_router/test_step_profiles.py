@@ -45,7 +45,16 @@ def test_the_gpu_profiles_differ_in_the_model_alone() -> None:
     first = load_step_profile("gpu")
     for name in GPU:
         profile = load_step_profile(name)
-        assert profile.model_copy(update={"name": first.name, "backbone": first.backbone}) == first
+        alike = {"name": first.name, "backbone": first.backbone, "workers": first.workers}
+        assert profile.model_copy(update=alike) == first
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("gpu", 7.6), ("gpu-llama-3.1-8b", 8.0), ("gpu-gemma-2-9b", 9.2), ("gpu-qwen2.5-14b", 14.8)]
+)
+def test_every_workers_policy_and_verifier_fit_on_one_gpu(name: str, billions: float) -> None:
+    """Two bytes a weight, two models a worker, and at least 12 of 80 GB for the passes and CUDA itself."""
+    assert load_step_profile(name).workers * 2 * 2 * billions <= 80 - 12
 
 
 @pytest.mark.parametrize("name", ["smoke", "laptop"])

@@ -191,3 +191,19 @@ def test_conformal_risk_control_bounds_the_mean_and_only_the_mean() -> None:
 def test_bad_input_names_the_argument(call: Callable[[], object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         call()
+
+
+def test_a_guarantee_under_new_seeds_needs_units_with_seeds_of_their_own() -> None:
+    """A threshold that fails at 0.102 where seeds are very unequal: 1,000 games on 20 of them tell little of the others."""
+    rng = np.random.default_rng(0)
+
+    def certified(seeds: int) -> float:
+        found = []
+        for _ in range(400):
+            rate = rng.beta(0.6, 0.6 * (1 / 0.102 - 1), seeds)
+            losses = (rng.random(1000) < rate[np.arange(1000) % seeds])[:, None]
+            found.append(learn_then_test(losses, [0.5], 0.1, 0.05, p_value="hoeffding-bentkus") is not None)
+        return float(np.mean(found))
+
+    assert certified(1000) <= 0.05
+    assert certified(20) > 0.1, "which is why the statement is about the calibration's seeds"

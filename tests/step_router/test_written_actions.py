@@ -30,7 +30,7 @@ SECTIONS: dict[str, Any] = {
     "bc": {"epochs": 1, "batch_size": 4, "lr": 1e-3, "new_tokens": 6},
     "verifier": {"states": 4, "epochs": 12, "batch_size": 4, "lr": 1e-2},
     "dpo": {"states": 4, "samples": 2, "batch_size": 4, "gap": 0.0},
-    "router": {"seeds": 1, "coins": 1, "candidates": 2, "steps": 5},
+    "router": {"seeds": 1, "coins": 1, "candidates": 2, "steps": 5, "operating": "guaranteed"},
     "evaluation": {"seeds": 1, "settings": 2, "bootstrap": 50, "ablations": False},
 }
 
@@ -90,7 +90,15 @@ def test_a_small_model_that_always_fails_leaves_every_step_to_the_llm(
     assert table.count("| failure-no-cvar |") == 1
     description = json.loads((tmp_path / "router" / "risk.json").read_text())
     assert -1 <= description["thresholds"]["parity"] < 1
-    StepRouter.load(tmp_path / "router")
+    assert (description["operating"], description["thresholds"]["guaranteed"]) == ("guaranteed", None), (
+        "two tasks certify none"
+    )
+    assert StepRouter.load(tmp_path / "router").threshold == -1
+    played = next(p for f in results.frontiers if f.row == "risk" for p in f.points if p.operating)
+    assert (played.threshold, played.escalation) == (-1, 1), "as it would be served"
+    for folder in ("bc", "verifier", "policy/policy"):
+        assert json.loads((tmp_path / folder / "policy.json").read_text())["dtype"] == "float32", "the profile's"
+    assert [t.name for t in results.thresholds] == ["parity", "bayes", "budget", "guaranteed"]
     for stage, inputs, name in STAGES:
         for seed in (0, 1):
             arguments = (*(tmp_path / folder for folder in inputs), tmp_path / name, profile, seed)
