@@ -15,8 +15,8 @@ def first(count: str, made: dsl.Output[dsl.Dataset], log: dsl.Output[dsl.Artifac
             with Path(count).open("a") as counter:
                 counter.write("x")
             (run.folder / "made.txt").write_text("made")
-            (run.folder / "checkpoint-1").mkdir()
-            (run.folder / "checkpoint-1" / "state").write_text("for resuming only")
+            (run.folder / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+            (run.folder / "checkpoints" / "checkpoint-1" / "state").write_text("for resuming only")
 
 
 @dsl.component(base_image="python@sha256:" + "0" * 64, packages_to_install=[], install_kfp_package=False)
