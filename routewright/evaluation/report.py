@@ -138,7 +138,8 @@ def gate_section(summary: Summary) -> Section | None:
     ]  # fmt: skip
     passed = sum(gate.passed for gate in summary.gates)
     table = table_html(["gate", "verdict", "value", "bound"], rows, left=2)
-    return Section("Promotion gates", table, f"{passed} of {len(summary.gates)} passed; promotion needs all of them.")
+    caption = f"{passed} of {len(summary.gates)} passed: what a run should show. A promotion has gates of its own."
+    return Section("Gates", table, caption)
 
 
 def lineage_section(summary: Summary, lineage: Mapping[str, str]) -> Section:

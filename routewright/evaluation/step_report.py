@@ -310,12 +310,8 @@ def _gates(summary: Summary) -> Section | None:
     section = gate_section(summary)
     if section is None:
         return None
-    passed = sum(gate.passed for gate in summary.gates)
-    caption = (
-        f"{passed} of {len(summary.gates)} passed. What a run should show; a promotion compares two routers by gates of its "
-        f"own. {HINDSIGHT} The Brier skill is judged by its interval over tasks and perturbation seeds."
-    )
-    return replace(section, title="Gates", caption=caption)
+    more = f"{HINDSIGHT} The Brier skill is judged by its interval over tasks and perturbation seeds."
+    return replace(section, caption=f"{section.caption} {more}")
 
 
 def _worst_section(results: StepResults) -> Section:

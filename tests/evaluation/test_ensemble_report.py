@@ -73,7 +73,7 @@ def _heads(page: str, title: str) -> list[str]:
 def test_sections_and_both_tables(page: _Text) -> None:
     assert page.titles == [
         "Accuracy against tokens", "Each rule with agents of its own", "All rules on the co-evolved agents",
-        "Paired differences", "Promotion gates", "By domain", "Specialisation", "Map of the questions",
+        "Paired differences", "Gates", "By domain", "Specialisation", "Map of the questions",
         "Training, familiarity", "Training, top-1", "Lineage", "Data",
     ]  # fmt: skip
     assert len(page.figures) == 1 + 4 + 1 + (2 + 4) + (2 + 1)

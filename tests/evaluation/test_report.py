@@ -87,7 +87,7 @@ def page(report: Path) -> _Page:
 
 def test_sections(page: _Page) -> None:
     assert page.titles == [
-        "Ranking quality", "Mismatch queries and the rest", "Paired differences", "Promotion gates", "What RL changed",
+        "Ranking quality", "Mismatch queries and the rest", "Paired differences", "Gates", "What RL changed",
         "Chosen and best agent", "By agent", "Supervised fine-tuning", "Reinforcement learning", "Latency",
         "Reliability of the scores", "All metrics", "Lineage", "Data",
     ]  # fmt: skip

@@ -375,6 +375,7 @@ def test_only_the_named_number_of_outcomes_is_used(
         row["qrels"], row["query"] = {"kitchen": {"oven-red": 1}}, "changed"
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     train_rl(dataset, folder, sft_folder, tmp_path / "out", short_profile(), 0)
+    assert read_lines(folder / "train.jsonl")[60:] != read_lines(examples / "train.jsonl")[60:]
     same_result(tmp_path / "out", undisturbed)
 
 

@@ -71,14 +71,18 @@ def test_the_drain_ends_by_itself(serve: Callable[..., Predictor], monkeypatch: 
     async def scenario(url: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    while_served(serve("step-router"), scenario)
+    predictor = serve("step-router")
+    while_served(predictor, scenario)
+    assert (predictor.draining, predictor.ready) == (True, False)
 
 
 def test_ctrl_c_does_not_wait(serve: Callable[..., Predictor]) -> None:
     async def scenario(url: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    while_served(serve("step-router"), scenario)
+    predictor = serve("step-router")
+    while_served(predictor, scenario)
+    assert (predictor.draining, predictor.ready) == (False, False)
 
 
 def test_before_it_was_ready_there_is_nothing_to_drain(
@@ -96,3 +100,4 @@ def test_before_it_was_ready_there_is_nothing_to_drain(
         go_on.set()
 
     asyncio.run(main())
+    assert not predictor.draining
